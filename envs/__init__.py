@@ -1,0 +1,1 @@
+"""Tasks with costs, registered with Gymnasium by `import pbcrl_envs`."""
