@@ -1,0 +1,176 @@
+"""The data that flows through the package: trajectories, questions about them, answers.
+
+Knows nothing of environments, models or losses. A *trajectory* is one whole episode; a *query* shows
+two of them to an oracle; a *label* is its answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pbcrl.errors import MissingCostError, NonFiniteError
+
+FloatArray = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One finished episode of T >= 1 steps; the arrays share the leading axis T.
+
+    The final observation is not stored: the cost model reads (s_t, a_t) pairs only. float32 input is
+    kept as it is, without a copy (so a memory-mapped array stays on disk); other dtypes are cast.
+
+    Raises:
+        ValueError: If the shapes do not fit each other, or there is no step.
+        NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
+    """
+
+    obs: FloatArray
+    """s_t as the raw env returned it, before any normalisation. float32 (T, obs_dim)."""
+    actions: FloatArray
+    """a_t as the env executed it, that is clipped to its bounds. float32 (T, act_dim)."""
+    costs: FloatArray | None = None
+    """True cost per step. Only the oracle and the metrics may read it. float32 (T,)."""
+
+    def __post_init__(self) -> None:
+        obs = _as_float32("obs", self.obs, ndim=2)
+        actions = _as_float32("actions", self.actions, ndim=2)
+        if len(obs) != len(actions):
+            raise ValueError(
+                f"obs and actions must have one row per step: got {len(obs)} obs rows "
+                f"and {len(actions)} action rows; drop the final observation if you kept it"
+            )
+        if len(obs) == 0:
+            raise ValueError("a trajectory needs at least one step, got none; skip empty episodes")
+        object.__setattr__(self, "obs", obs)
+        object.__setattr__(self, "actions", actions)
+        if self.costs is not None:
+            costs = _as_float32("costs", self.costs, ndim=1)
+            if len(costs) != len(obs):
+                raise ValueError(
+                    f"costs must have one entry per step: got {len(costs)} costs for {len(obs)} "
+                    "steps; sum or split them to the env's steps"
+                )
+            object.__setattr__(self, "costs", costs)
+
+    def __len__(self) -> int:
+        """T, the number of steps."""
+        return len(self.obs)
+
+    @property
+    def true_cost(self) -> float:
+        """C(τ), the undiscounted sum of the true step costs, summed in float64.
+
+        Raises:
+            MissingCostError: If the trajectory was recorded without costs.
+        """
+        if self.costs is None:
+            raise MissingCostError(
+                "a true episode cost needs the true cost of every step, but this trajectory has "
+                "costs=None; record an env that reports info['cost'], or have a person label it"
+            )
+        return float(self.costs.sum(dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """One question to an oracle: which of two trajectories is safer, and is each of them safe."""
+
+    first: Trajectory
+    """τ_1."""
+    second: Trajectory
+    """τ_2."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """The answer to one query; NaN stands for "not given".
+
+    Raises:
+        ValueError: If `preference` is outside [0, 1] or a safety label is neither 0, 1 nor NaN.
+    """
+
+    preference: float
+    """μ in [0, 1]: probability that the first trajectory is the safer one; 0.5 is a tie."""
+    first_safe: float
+    """ε of the first trajectory: 1 safe, 0 unsafe."""
+    second_safe: float
+    """ε of the second trajectory: 1 safe, 0 unsafe."""
+
+    def __post_init__(self) -> None:
+        if not (math.isnan(self.preference) or 0 <= self.preference <= 1):
+            raise ValueError(
+                f"a preference must lie in [0, 1] or be NaN (not given), got {self.preference}; "
+                "1 says that the first trajectory is the safer one, 0.5 is a tie"
+            )
+        for name in ("first_safe", "second_safe"):
+            value = getattr(self, name)
+            if not (math.isnan(value) or value in (0, 1)):
+                raise ValueError(
+                    f"{name} must be 1 (safe), 0 (unsafe) or NaN (not given), got {value}"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class PairBatch:
+    """B labelled pairs over U unique trajectories, so that a shared one is scored once."""
+
+    trajectories: Sequence[Trajectory]
+    """The U unique trajectories."""
+    pairs: Tensor
+    """Indices into `trajectories`, first and second. int64 (B, 2)."""
+    preference: Tensor
+    """μ, NaN where not given. float32 (B,)."""
+    safe: Tensor
+    """ε of the first and the second member, NaN where not given. float32 (B, 2)."""
+
+    def __len__(self) -> int:
+        """B, the number of pairs."""
+        return len(self.pairs)
+
+
+def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:
+    """Stack trajectories of different lengths, padded with zeros to the longest of them.
+
+    Args:
+        trajectories: B >= 1 trajectories with equal obs_dim and act_dim.
+
+    Returns:
+        obs (B, T, obs_dim), actions (B, T, act_dim), and the bool mask (B, T), true on real steps.
+    """
+    lengths = torch.tensor([len(t) for t in trajectories])
+    horizon = int(lengths.max())
+    shape = (len(trajectories), horizon)
+    obs = torch.zeros(*shape, trajectories[0].obs.shape[1])
+    actions = torch.zeros(*shape, trajectories[0].actions.shape[1])
+    obs_rows, action_rows = obs.numpy(), actions.numpy()  # views: NumPy copies from read-only maps
+    for i, trajectory in enumerate(trajectories):
+        obs_rows[i, : len(trajectory)] = trajectory.obs
+        action_rows[i, : len(trajectory)] = trajectory.actions
+    return obs, actions, torch.arange(horizon) < lengths[:, None]
+
+
+def _as_float32(name: str, array: object, *, ndim: int) -> FloatArray:
+    given = np.asarray(array)
+    if given.dtype.kind not in "fiub":
+        raise TypeError(f"{name} must be an array of numbers, got dtype {given.dtype}")
+    if given.ndim != ndim:
+        shape = "(T, dim)" if ndim == 2 else "(T,)"
+        raise ValueError(
+            f"{name} of a trajectory must have shape {shape}, got {given.shape}; "
+            "flatten each step to one row"
+        )
+    cast: FloatArray = given.astype(np.float32, copy=False)
+    if not np.isfinite(cast).all():
+        raise NonFiniteError(
+            f"{name} of a trajectory must be finite, got {int((~np.isfinite(cast)).sum())} NaN or "
+            "infinite entries; find the step that produced them, or drop this episode"
+        )
+    return cast
