@@ -1,0 +1,168 @@
+"""Where labelled pairs are kept: each trajectory once, pairs as indices into them.
+
+Knows nothing of models. Trajectories are kept by reference, so those of a memory-mapped dataset stay
+on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pbcrl.errors import LabelError
+from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
+
+Pairs = NDArray[np.int64]
+
+
+def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generator) -> Pairs:
+    """Draw distinct pairs of trajectories, each in random order.
+
+    What limits a cost model is the number of different trajectories, not of pairs, so every trajectory
+    is used once before any is used again: pairs are cut from one random permutation after another.
+    Random order matters too: with the safer one always first, the label entropy of Eq. 9 is 0.
+
+    Args:
+        num_trajectories: How many there are to choose from, at least 2.
+        num_pairs: How many pairs to draw, at most n (n - 1) / 2.
+        rng: Source of randomness.
+
+    Returns:
+        Indices, int64 (num_pairs, 2); no pair occurs twice, in either order.
+
+    Raises:
+        ValueError: If there are not as many different pairs.
+    """
+    possible = num_trajectories * (num_trajectories - 1) // 2
+    if not 0 <= num_pairs <= possible:
+        raise ValueError(
+            f"the pairs must be distinct: {num_trajectories} trajectories make {possible} pairs, "
+            f"{num_pairs} were asked; draw fewer or collect more trajectories"
+        )
+    if 2 * num_pairs > possible:  # dense: rejection would take for ever
+        first, second = np.triu_indices(num_trajectories, k=1)
+        chosen = rng.permutation(possible)[:num_pairs]
+        pairs = np.stack([first[chosen], second[chosen]], axis=1)
+        return rng.permuted(pairs, axis=1).astype(np.int64)
+    drawn: dict[tuple[int, int], tuple[int, int]] = {}  # insertion-ordered, keyed by sorted pair
+    while len(drawn) < num_pairs:
+        order = rng.permutation(num_trajectories)
+        for first, second in zip(order[0::2].tolist(), order[1::2].tolist(), strict=False):
+            drawn.setdefault((min(first, second), max(first, second)), (first, second))
+    return np.array(list(drawn.values())[:num_pairs], dtype=np.int64).reshape(-1, 2)
+
+
+class PreferenceBuffer:
+    """Labelled pairs of trajectories, in the order in which the labels were bought.
+
+    Its length is the number of labelled pairs.
+    """
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        """Every trajectory once; pairs index this list."""
+        self._pairs = np.empty((0, 2), dtype=np.int64)
+        self._labels = np.empty((0, 3), dtype=np.float32)  # preference, first safe, second safe
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    @property
+    def num_compared(self) -> int:
+        """Number of different trajectories that occur in a labelled pair."""
+        return len(np.unique(self._pairs))
+
+    def add_trajectories(self, trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
+        """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
+
+        Raises:
+            ValueError: If their obs_dim or act_dim differs from those in the buffer.
+        """
+        known = (self.trajectories or list(trajectories))[:1]
+        for trajectory in trajectories:
+            found, expected = _dims(trajectory), _dims(known[0])
+            if found != expected:
+                raise ValueError(
+                    "all trajectories of a buffer must have the same sizes: it holds (obs_dim, "
+                    f"act_dim) = {expected}, got {found}; use one buffer per environment"
+                )
+        start = len(self.trajectories)
+        self.trajectories += trajectories
+        return np.arange(start, len(self.trajectories))
+
+    def queries(self, pairs: Pairs) -> list[Query]:
+        """Return the queries to show to an oracle for index pairs, (B, 2)."""
+        rows = self._checked(pairs)
+        return [Query(self.trajectories[i], self.trajectories[j]) for i, j in rows.tolist()]
+
+    def add_labels(self, pairs: Pairs, labels: Sequence[Label]) -> None:
+        """Keep the oracle's answers to `queries(pairs)`.
+
+        Raises:
+            ValueError: If a pair is out of range or compares a trajectory with itself.
+            LabelError: If there is not one label per pair; nothing is added then.
+        """
+        rows = self._checked(pairs)
+        if len(rows) != len(labels):
+            raise LabelError(
+                f"each pair needs its label: got {len(rows)} pairs and {len(labels)} labels; an "
+                "oracle that has no answer returns Label(nan, nan, nan)"
+            )
+        values = [(label.preference, label.first_safe, label.second_safe) for label in labels]
+        self._pairs = np.concatenate([self._pairs, rows])
+        self._labels = np.concatenate(
+            [self._labels, np.array(values, dtype=np.float32).reshape(-1, 3)]
+        )
+
+    def batch(self, indices: NDArray[np.integer]) -> PairBatch:
+        """Return labelled pairs by their position, int (B,), over the unique trajectories in them."""
+        unique, inverse = np.unique(self._pairs[indices], return_inverse=True)
+        labels = torch.from_numpy(self._labels[indices])
+        return PairBatch(
+            trajectories=[self.trajectories[i] for i in unique.tolist()],
+            pairs=torch.from_numpy(inverse.reshape(-1, 2)),
+            preference=labels[:, 0],
+            safe=labels[:, 1:],
+        )
+
+    def check_trainable(self) -> None:
+        """Refuse a set of labels from which no limit can be learned.
+
+        Raises:
+            LabelError: If there is no label, or safe or unsafe ones are missing altogether.
+        """
+        given = self._labels[~np.isnan(self._labels)]
+        if len(given) == 0:
+            raise LabelError(
+                f"training needs labels, but the buffer's {len(self)} pairs have none; label some "
+                "pairs first (`draw_pairs`, `queries`, `add_labels`)"
+            )
+        safe = self._labels[:, 1:]
+        num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
+        if num_safe == 0 or num_unsafe == 0:
+            raise LabelError(
+                "a limit lies between safe and unsafe trajectories, so both labels must occur: got "
+                f"{num_safe} safe and {num_unsafe} unsafe; add trajectories of the missing kind, or "
+                "check the cost limit of the oracle"
+            )
+
+    def _checked(self, pairs: Pairs) -> Pairs:
+        rows = np.asarray(pairs)
+        if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iu":
+            raise ValueError(
+                f"pairs must be integers of shape (B, 2), got {rows.dtype} {rows.shape}"
+            )
+        outside = (rows < 0) | (rows >= len(self.trajectories))
+        if outside.any() or (rows[:, 0] == rows[:, 1]).any():
+            raise ValueError(
+                f"a pair must name two different ones of the {len(self.trajectories)} trajectories, "
+                f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
+            )
+        return rows.astype(np.int64)
+
+
+def _dims(trajectory: Trajectory) -> tuple[int, int]:
+    return trajectory.obs.shape[1], trajectory.actions.shape[1]

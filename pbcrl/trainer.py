@@ -1,0 +1,273 @@
+"""Training of the cost model: offline pretraining and online fine-tuning (Eq. 10, `eq:finetune`).
+
+Memory stays constant at any batch size: pair and variance terms need all costs of a batch together, so
+a gradient step scores the trajectories in chunks, takes the gradient of the loss with respect to
+those costs, and scores each chunk again to carry it to the weights. The result is the exact gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pbcrl.buffer import PreferenceBuffer
+from pbcrl.cost_model import CostModel, padded_chunks
+from pbcrl.dead_zone import DeadZone
+from pbcrl.losses import pbci_loss
+from pbcrl.trajectory import PairBatch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `CostModelTrainer.evaluate` measures over a buffer's labelled pairs; NaN where undefined."""
+
+    preference_loss: float
+    """Eq. 4, nats per pair."""
+    safety_loss: float
+    """Eq. 8 with the current dead zone, nats per labelled member."""
+    pair_accuracy: float
+    """Share of the strict preferences that the learned costs order alike."""
+    safety_accuracy: float
+    """Share of the safety labels that agree with the sign of the learned cost."""
+    cost_std: float
+    """sd(C_ψ) over the members of the pairs."""
+
+    @property
+    def selection_loss(self) -> float:
+        """What early stopping minimises: never the total loss, which has no lower bound."""
+        return self.preference_loss + self.safety_loss
+
+
+class CostModelTrainer:
+    """Adam on the PbCI loss (Eq. 5) of labelled pairs.
+
+    Args:
+        model: Trained in place.
+        dead_zone: δ of Eq. 8; fixed in pretraining, moved by the caller online.
+        snr_weight: ζ of Eq. 9.
+        max_std: sd(C_ψ) from which the variance term no longer pulls; None is the paper's bare Eq. 9.
+        lr: Adam's step size.
+        batch_size: Pairs per gradient step.
+        rng: Order of the pairs.
+    """
+
+    def __init__(
+        self,
+        model: CostModel,
+        *,
+        rng: np.random.Generator,
+        dead_zone: DeadZone | None = None,
+        snr_weight: float = 1e-3,
+        max_std: float | None = 5.0,
+        lr: float = 1e-4,
+        batch_size: int = 512,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size counts pairs and must be >= 1, got {batch_size}")
+        self.model = model
+        self.dead_zone = DeadZone() if dead_zone is None else dead_zone
+        self._snr_weight = snr_weight
+        self._max_std = max_std
+        self._batch_size = batch_size
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        self._rng = rng
+
+    def gradient_step(self, batch: PairBatch) -> float:
+        """Take one Adam step on a batch; return the total loss before it, in nats."""
+        cost = torch.cat([self._score(chunk) for chunk in padded_chunks(batch.trajectories)])  # (U,)
+        cost.requires_grad_()
+        loss = self._loss(cost, batch)
+        (cost_grad,) = torch.autograd.grad(loss, cost)
+        self._optimizer.zero_grad(set_to_none=True)
+        start = 0
+        for chunk in padded_chunks(batch.trajectories):
+            chunk_cost = self.model.trajectory_cost(*self._to_device(chunk))
+            stop = start + len(chunk_cost)
+            chunk_cost.backward(cost_grad[start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
+            start = stop
+        self._optimizer.step()
+        return float(loss)
+
+    def pretrain(
+        self,
+        train: PreferenceBuffer,
+        valid: PreferenceBuffer,
+        *,
+        max_epochs: int = 200,
+        patience: int = 10,
+        evaluations_per_epoch: int = 1,
+        on_evaluation: Callable[[int, Evaluation], None] | None = None,
+    ) -> list[Evaluation]:
+        """Train until the held-out loss has stopped falling; restore the best weights.
+
+        The two buffers must share no trajectory: splitting by pairs would leak. Ctrl-C ends the
+        training early and keeps the best weights so far before it is raised again.
+
+        Args:
+            train: Pairs to learn from.
+            valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
+            max_epochs: Passes over `train` at most.
+            patience: Evaluations without a new best before training stops.
+            evaluations_per_epoch: How often `valid` is scored per pass over `train`.
+            on_evaluation: Called with the number of gradient steps so far and each evaluation.
+
+        Returns:
+            All evaluations, the first of them before any training.
+
+        Raises:
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
+        """
+        train.check_trainable()
+        best = self.evaluate(valid)
+        if not math.isfinite(best.selection_loss) or len(valid) == 0:
+            valid.check_trainable()
+        history, best_weights, since_best, steps = [best], self._weights(), 0, 0
+        if on_evaluation is not None:
+            on_evaluation(steps, best)
+        try:
+            for _ in range(max_epochs):
+                order = self._rng.permutation(len(train))
+                batches = np.array_split(order, math.ceil(len(order) / self._batch_size))
+                stops = {
+                    math.ceil(len(batches) * (i + 1) / evaluations_per_epoch)
+                    for i in range(evaluations_per_epoch)
+                }
+                for count, indices in enumerate(batches, start=1):
+                    self.gradient_step(train.batch(indices))
+                    steps += 1
+                    if count not in stops:
+                        continue
+                    evaluation = self.evaluate(valid)
+                    history.append(evaluation)
+                    if on_evaluation is not None:
+                        on_evaluation(steps, evaluation)
+                    self._warn_of_runaway(evaluation.cost_std)
+                    if evaluation.selection_loss < best.selection_loss:
+                        best, best_weights, since_best = evaluation, self._weights(), 0
+                    else:
+                        since_best += 1
+                    if since_best >= patience:
+                        return history
+            return history
+        finally:
+            self.model.load_state_dict(best_weights)
+
+    def finetune(self, buffer: PreferenceBuffer, *, num_new: int, epochs: int = 5) -> float:
+        """Train on the newest labels, each batch half new and half old ones.
+
+        Args:
+            buffer: All labelled pairs, the newest last.
+            num_new: How many of the last pairs are new, at least 1.
+            epochs: Passes over the new pairs.
+
+        Returns:
+            Mean total loss of the gradient steps, in nats.
+
+        Raises:
+            LabelError: If the buffer has no labels, or safe or unsafe ones only.
+            ValueError: If `num_new` is not within the buffer.
+        """
+        buffer.check_trainable()
+        if not 1 <= num_new <= len(buffer):
+            raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
+        num_old = len(buffer) - num_new
+        losses = []
+        for _ in range(epochs):
+            new = num_old + self._rng.permutation(num_new)
+            for part in np.array_split(new, math.ceil(2 * num_new / self._batch_size)):
+                old = self._rng.integers(num_old, size=len(part)) if num_old else part[:0]
+                losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
+        cost_std = float(self.model.score(buffer.batch(new).trajectories).std())
+        self._warn_of_runaway(cost_std)
+        return float(np.mean(losses)) if losses else math.nan
+
+    def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
+        """Score a buffer's labelled pairs without training."""
+        batch = buffer.batch(np.arange(len(buffer)))
+        cost = torch.from_numpy(self.model.score(batch.trajectories))[batch.pairs]  # (B, 2)
+        first, second = cost.unbind(dim=1)
+        terms = pbci_loss(
+            first,
+            second,
+            batch.preference,
+            *batch.safe.unbind(dim=1),
+            dead_zone=self.dead_zone.value,
+            snr_weight=0.0,
+        )
+        strict = ~batch.preference.isnan() & (batch.preference != 0.5)
+        agrees = (second > first) == (batch.preference > 0.5)
+        labelled = ~batch.safe.isnan()
+        judged = (cost <= 0) == (batch.safe > 0.5)
+        return Evaluation(
+            preference_loss=float(terms.preference),
+            safety_loss=float(terms.safety),
+            pair_accuracy=_mean(agrees[strict]),
+            safety_accuracy=_mean(judged[labelled]),
+            cost_std=float(cost.std(unbiased=False)) if len(cost) else math.nan,
+        )
+
+    def violation_rates(
+        self, buffer: PreferenceBuffer, indices: NDArray[np.integer]
+    ) -> tuple[float, float]:
+        """Return P̂ and P of the dead-zone update (Eq. 11) over the members of some pairs.
+
+        Args:
+            buffer: Labelled pairs.
+            indices: Positions of the pairs to use, int (B,).
+
+        Returns:
+            Share that the model judges unsafe and share that was labelled so, over the members that
+            have a safety label; both NaN if none has.
+        """
+        batch = buffer.batch(indices)
+        labelled = ~batch.safe.isnan()
+        cost = torch.from_numpy(self.model.score(batch.trajectories))[batch.pairs]
+        return _mean((cost > 0)[labelled]), _mean((batch.safe < 0.5)[labelled])
+
+    def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
+        first, second = cost[batch.pairs].unbind(dim=1)
+        return pbci_loss(
+            first,
+            second,
+            batch.preference,
+            *batch.safe.unbind(dim=1),
+            dead_zone=self.dead_zone.value,
+            snr_weight=self._snr_weight,
+            max_std=self._max_std,
+        ).total
+
+    @torch.no_grad()
+    def _score(self, chunk: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
+        return self.model.trajectory_cost(*self._to_device(chunk)).cpu()
+
+    def _to_device(
+        self, chunk: tuple[Tensor, Tensor, Tensor | None]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        device = self.model.input_mean.device
+        obs, actions, mask = chunk
+        return obs.to(device), actions.to(device), None if mask is None else mask.to(device)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+
+    def _warn_of_runaway(self, cost_std: float) -> None:
+        # Four times the saturation point cannot come from the variance term's pull alone.
+        bound = 20.0 if self._max_std is None else 4 * self._max_std
+        if cost_std > bound:
+            warnings.warn(
+                f"the learned costs are running away: sd(C) = {cost_std:.1f} is above {bound:.0f}; "
+                "lower snr_weight, or stop earlier",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+
+def _mean(flags: Tensor) -> float:
+    return float(flags.double().mean()) if len(flags) else math.nan
