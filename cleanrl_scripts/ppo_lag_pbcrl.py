@@ -1,0 +1,655 @@
+"""PbCRL: learn a cost and its limit from preferences, and train PPO-Lagrangian under them (Alg. 1).
+
+Four phases: collect episodes with `ppo_lag.py` (unless `--dataset` names some), have an oracle label
+pairs of them, pretrain the cost model, then train the policy while fine-tuning the cost model on
+labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-lr 0` is PPO-BT.
+"""
+
+# ruff: noqa: D103 - the functions of a script are read in place
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from run_io import INTERRUPTED, Run, main, make_envs, require_cost, resolve_cost_limit
+from torch import Tensor, nn
+
+from pbcrl import (
+    CostModel,
+    CostModelTrainer,
+    DeadZone,
+    LabelLog,
+    LagrangeMultiplier,
+    MissingCostError,
+    Oracle,
+    PreferenceBuffer,
+    PreferenceCostVectorWrapper,
+    ReplayOracle,
+    SyntheticOracle,
+    Trajectory,
+    TrajectoryDataset,
+    TrajectoryRecorder,
+    bias,
+    cost_model_report,
+    draw_pairs,
+    finished_trajectories,
+    read_labels,
+    save_tensors,
+    step_costs,
+)
+
+# -- Args ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Args:
+    env_id: str = "SafetyPointButton1-v0"
+    """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
+    cost_limit: float | None = None
+    """d, highest safe episode cost, known to the oracle only; default: the task's own"""
+    seed: int = 0
+    """of everything random; same seed and CPU, same numbers"""
+    total_timesteps: int = 1_000_000
+    """env steps of policy training, rounded up to whole iterations"""
+
+    dataset: str | None = None
+    """folder of trajectories to pretrain on; default: collect one with ppo_lag.py and cache it"""
+    collect_timesteps: int | None = None
+    """env steps of that collection; default: total_timesteps"""
+    offline_queries: int = 18_000
+    """pairs labelled for pretraining, a tenth of them for validation"""
+    online_queries: int = 2_000
+    """pairs labelled in policy training, spread evenly over it"""
+    replay_labels: str | None = None
+    """labels.jsonl of a run with the same arguments: give its labels again instead of buying new"""
+    preference_noise: float = 0.0
+    """probability that the oracle flips a preference"""
+    safety_noise: float = 0.0
+    """probability that the oracle flips a safety label"""
+
+    cost_hidden_sizes: tuple[int, ...] = (64, 64)
+    """widths of the cost model's hidden layers"""
+    cost_lr: float = 1e-4
+    """Adam's step size for the cost model"""
+    cost_batch_size: int = 512
+    """pairs per gradient step of the cost model"""
+    pretrain_epochs: int = 200
+    """most passes over the offline pairs"""
+    patience: int = 10
+    """validations without a new best at which pretraining stops"""
+    dead_zone: float = 1.0
+    """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
+    dead_zone_lr: float = 1.0
+    """step size of δ per labelling round; 0 keeps δ fixed"""
+    snr_weight: float = 1e-3
+    """ζ, weight of the variance term"""
+    max_std: float = 5.0
+    """standard deviation of the learned episode costs at which that term saturates"""
+    finetune_interval: int = 10
+    """K: iterations between two labelling rounds"""
+    finetune_epochs: int = 5
+    """passes over the newest labels per round, each with as many old ones mixed in"""
+
+    num_envs: int = 20
+    """environments stepped together"""
+    num_steps: int = 1_000
+    """env steps per env and iteration"""
+    epochs: int = 10
+    """passes over the rollout per iteration"""
+    minibatch_size: int = 2_000
+    """env steps per gradient step"""
+    lr: float = 3e-4
+    """Adam's step size, actor and critics"""
+    max_grad_norm: float = 1.0
+    """gradient norm to clip at, for the actor and for both critics together"""
+    hidden_sizes: tuple[int, ...] = (256, 256, 256)
+    """widths of the hidden layers of the actor and of each critic"""
+    gamma: float = 0.99
+    """discount per step, in the advantages and critics only"""
+    gae_lambda: float = 0.95
+    """λ of generalised advantage estimation"""
+    clip: float = 0.2
+    """clipping range of the probability ratio"""
+    target_kl: float = 0.02
+    """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
+    initial_log_std: float = -0.5
+    """log standard deviation of the Gaussian policy at the start, in units of the action"""
+    multiplier_lr: float = 0.05
+    """step size of the multiplier, per iteration in which an episode ended"""
+    multiplier_initial: float = 0.01
+    """λ at the start"""
+
+    eval_episodes: int = 50
+    """episodes of the final evaluation, deterministic and again stochastic"""
+    torch_threads: int = 2
+    """threads of PyTorch; other counts round differently"""
+    runs_dir: str = "runs"
+    """folder of all runs"""
+    run_name: str | None = None
+    """folder of this run; default: made of env, script, seed and time"""
+
+    @property
+    def batch_size(self) -> int:
+        return self.num_envs * self.num_steps
+
+    @property
+    def num_iterations(self) -> int:
+        return -(-self.total_timesteps // self.batch_size)
+
+
+# -- Agent -----------------------------------------------------------------------------------------
+
+
+def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+        last = i == len(sizes) - 2
+        layer = nn.Linear(fan_in, fan_out)
+        nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if last else [layer, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Agent(nn.Module):
+    """Gaussian policy and two critics, for reward and cost, on running-normalised observations."""
+
+    obs_mean: Tensor
+    obs_var: Tensor
+    obs_count: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        *,
+        hidden_sizes: tuple[int, ...] = (256, 256, 256),
+        initial_log_std: float = -0.5,
+    ) -> None:
+        super().__init__()
+        self.mean = mlp([obs_dim, *hidden_sizes, act_dim], last_gain=0.01)
+        self.log_std = nn.Parameter(torch.full((act_dim,), initial_log_std))
+        self.critic_r = mlp([obs_dim, *hidden_sizes, 1], last_gain=1.0)
+        self.critic_c = mlp([obs_dim, *hidden_sizes, 1], last_gain=1.0)
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_var", torch.ones(obs_dim))
+        self.register_buffer("obs_count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+
+    @torch.no_grad()
+    def update_normalizer(self, obs: Tensor) -> None:
+        """Fold a batch into the running moments (Chan et al.), (B, obs_dim)."""
+        var, mean = torch.var_mean(obs, dim=0, correction=0)
+        total = self.obs_count + len(obs)
+        share = len(obs) / float(total)
+        delta = mean - self.obs_mean
+        self.obs_var.mul_(1 - share).add_(share * var + share * (1 - share) * delta**2)
+        self.obs_mean.add_(share * delta)
+        self.obs_count.copy_(total)
+
+    def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
+        return -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+
+    def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+
+    `next_values` is V of the true next state, the final one where an episode ended; `done` is
+    terminated or truncated and cuts the sum over time.
+    """
+    delta = rewards + gamma * next_values * ~terminated - values
+    carry = gamma * lam * ~done
+    advantages = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        running = delta[t] + carry[t] * running
+        advantages[t] = running
+    return advantages
+
+
+# -- Offline phases --------------------------------------------------------------------------------
+
+
+def collect(args: Args, run: Run) -> Path:
+    """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it."""
+    steps = args.collect_timesteps or args.total_timesteps
+    env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
+    limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    path = Path(args.runs_dir) / "datasets" / f"{env_name}__d{limit:g}__{steps}__{args.seed}"
+    if path.exists():
+        run.say(f"   using the episodes collected before in {path}")
+        return path
+    partial = path.with_name(path.name + ".unfinished")
+    command = [sys.executable, str(Path(__file__).with_name("ppo_lag.py"))]
+    options = {
+        "env-id": args.env_id,
+        "cost-limit": limit,
+        "seed": args.seed,
+        "total-timesteps": steps,
+        "num-envs": args.num_envs,
+        "num-steps": args.num_steps,
+        "minibatch-size": args.minibatch_size,
+        "epochs": args.epochs,
+        "eval-episodes": 0,
+        "torch-threads": args.torch_threads,
+        "runs-dir": args.runs_dir,
+        "save-trajectories": partial,
+    }
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    command += ["--hidden-sizes", *map(str, args.hidden_sizes)]
+    status = subprocess.run(command, check=False).returncode
+    if status == INTERRUPTED:
+        run.say(f"interrupted while collecting: use what there is with --dataset {partial}")
+        raise KeyboardInterrupt
+    if status != 0:
+        raise MissingCostError(f"collecting episodes failed with status {status}; see its error")
+    partial.rename(path)
+    return path
+
+
+def label_pairs(
+    buffer: PreferenceBuffer, pairs: np.ndarray, oracle: Oracle, log: LabelLog
+) -> np.ndarray:
+    """Buy labels for pairs of the buffer, on disk before they are used; return their positions."""
+    labels = oracle.label(buffer.queries(pairs))
+    log.append(labels)
+    buffer.add_labels(pairs, labels)
+    return np.arange(len(buffer) - len(labels), len(buffer))
+
+
+def num_possible(wanted: int, num_trajectories: int) -> int:
+    return min(wanted, num_trajectories * (num_trajectories - 1) // 2)
+
+
+def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
+    """Compare learned with true episode costs; the learner never sees these numbers."""
+    true = np.array([episode.true_cost for episode in episodes])
+    return cost_model_report(cost_model.score(episodes), true, limit)
+
+
+# -- Evaluation ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def play(
+    agent: Agent, env_id: str, *, episodes: int, seed: int, deterministic: bool
+) -> tuple[np.ndarray, list[Trajectory]]:
+    """Play one episode in each of `episodes` freshly seeded envs; return returns and trajectories."""
+    envs = make_envs(env_id, episodes)
+    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    noise = torch.Generator().manual_seed(seed)
+    recorder = TrajectoryRecorder(episodes)
+    returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
+    trajectories: list[Trajectory | None] = [None] * episodes
+    obs, _ = envs.reset(seed=seed)
+    while running.any():
+        action = agent.mean(agent.normalize(torch.as_tensor(obs, dtype=torch.float32)))
+        if not deterministic:
+            action += agent.log_std.exp() * torch.randn(action.shape, generator=noise)
+        executed = np.clip(action.numpy(), low, high)
+        next_obs, reward, terminated, truncated, infos = envs.step(executed)
+        done = terminated | truncated
+        costs = require_cost(step_costs(infos, episodes, done), env_id)
+        finished = recorder.record(obs, executed, costs, done)
+        returns += reward * running
+        for i, trajectory in zip(np.flatnonzero(done), finished, strict=True):
+            trajectories[i] = trajectories[i] or trajectory
+        running &= ~done
+        obs = next_obs
+    envs.close()
+    return returns, [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def train(args: Args) -> None:
+    # -- Setup -------------------------------------------------------------------------------------
+    torch.set_num_threads(args.torch_threads)
+    torch.manual_seed(args.seed)  # initial weights
+    rng = np.random.default_rng(args.seed)
+    noise = torch.Generator().manual_seed(args.seed)
+    limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    total = args.num_iterations * args.batch_size
+    oracle: Oracle = SyntheticOracle(
+        limit,
+        budget=args.offline_queries + args.online_queries,
+        preference_noise=args.preference_noise,
+        safety_noise=args.safety_noise,
+        rng=np.random.default_rng([args.seed, 1]),
+    )
+    if args.replay_labels is not None:
+        oracle = ReplayOracle(read_labels(args.replay_labels))
+    base_envs = make_envs(args.env_id, args.num_envs)
+    obs_dim, act_dim = (
+        base_envs.single_observation_space.shape[0],
+        base_envs.single_action_space.shape[0],
+    )  # type: ignore[index]
+    low, high = base_envs.single_action_space.low, base_envs.single_action_space.high  # type: ignore[attr-defined]
+
+    with Run(args, script="ppo_lag_pbcrl", total=total) as run:
+        run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")
+        log = LabelLog(run.folder / "labels.jsonl")
+        agent = Agent(
+            obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
+        )
+        multiplier = LagrangeMultiplier(lr=args.multiplier_lr, initial=args.multiplier_initial)
+        cost_model = CostModel(obs_dim, act_dim, hidden_sizes=args.cost_hidden_sizes)
+        trainer = CostModelTrainer(
+            cost_model,
+            dead_zone=DeadZone(args.dead_zone, lr=args.dead_zone_lr),
+            snr_weight=args.snr_weight,
+            max_std=args.max_std,
+            lr=args.cost_lr,
+            batch_size=args.cost_batch_size,
+            rng=rng,
+        )
+
+        def save() -> None:
+            sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "hidden_sizes": args.hidden_sizes}
+            meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
+            path = run.folder / "agent.safetensors"
+            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            info = {"env_id": args.env_id, "dead_zone": trainer.dead_zone.value}
+            cost_model.save(run.folder / "cost_model.safetensors", **info)
+
+        try:
+            # -- Phase 1: collect ------------------------------------------------------------------
+            if args.dataset is None:
+                with run.phase("phase 1 of 4: collect episodes with PPO-Lag on the true cost"):
+                    path = collect(args, run)
+            else:
+                path = Path(args.dataset)
+            dataset = TrajectoryDataset(path, env_id=args.env_id)
+
+            # -- Phase 2: label --------------------------------------------------------------------
+            # Split by trajectory, since splitting by pair would leak. The test episodes are never
+            # labelled: they only serve to compare learned with true costs.
+            order = rng.permutation(len(dataset))
+            num_test = num_valid = max(2, len(dataset) // 10)
+            test = [dataset[i] for i in order[:num_test]]
+            splits = order[num_test : num_test + num_valid], order[num_test + num_valid :]
+            valid, buffer = PreferenceBuffer(), PreferenceBuffer()
+            valid_queries = args.offline_queries // 10
+            with run.phase(f"phase 2 of 4: label pairs of the {len(dataset)} episodes in {path}"):
+                for part, rows, wanted in [
+                    (valid, splits[0], valid_queries),
+                    (buffer, splits[1], args.offline_queries - valid_queries),
+                ]:
+                    part.add_trajectories([dataset[i] for i in rows])
+                    count = num_possible(wanted, len(rows))
+                    if count < wanted:
+                        run.say(f"   {len(rows)} episodes make only {count} of {wanted} pairs")
+                    label_pairs(part, draw_pairs(len(rows), count, rng=rng), oracle, log)
+                run.say(
+                    f"   {len(buffer)} + {len(valid)} queries over {buffer.num_compared} + "
+                    f"{valid.num_compared} different episodes for training + validation"
+                )
+
+            # -- Phase 3: pretrain -----------------------------------------------------------------
+            with run.phase("phase 3 of 4: pretrain the cost model"):
+                cost_model.fit_input_scale(buffer.trajectories)
+                trainer.pretrain(
+                    buffer,
+                    valid,
+                    max_epochs=args.pretrain_epochs,
+                    patience=args.patience,
+                    on_evaluation=lambda steps, e: run.say(
+                        f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, pairs "
+                        f"{e.pair_accuracy:.3f}, safety {e.safety_accuracy:.3f}, sd {e.cost_std:.2f}"
+                    ),
+                )
+                pretrained = report(cost_model, test, limit)
+                run.say(
+                    f"   on {len(test)} test episodes: balanced accuracy "
+                    f"{pretrained['balanced_accuracy']:.3f} (base rate {pretrained['base_rate']:.3f}), "
+                    f"pairs {pretrained['pair_accuracy']:.3f}"
+                )
+            save()
+        except KeyboardInterrupt:
+            save()
+            run.say(
+                f"interrupted before the policy's training: kept "
+                f"{run.folder / 'cost_model.safetensors'} and {run.folder / 'labels.jsonl'}"
+            )
+            raise
+
+        # -- Phase 4: train the policy -------------------------------------------------------------
+        envs = PreferenceCostVectorWrapper(base_envs, cost_model)
+        actor = [*agent.mean.parameters(), agent.log_std]
+        critics = [*agent.critic_r.parameters(), *agent.critic_c.parameters()]
+        optimizer_actor = torch.optim.Adam(actor, lr=args.lr, fused=True)
+        optimizer_critics = torch.optim.Adam(critics, lr=args.lr, fused=True)
+        shape = (args.num_steps, args.num_envs)
+        obs = torch.zeros(*shape, obs_dim)
+        actions = torch.zeros(*shape, act_dim)
+        executed = torch.zeros(*shape, act_dim)
+        rewards, costs = torch.zeros(shape), torch.zeros(shape)
+        terminated = torch.zeros(shape, dtype=torch.bool)
+        done = torch.zeros(shape, dtype=torch.bool)
+        next_values = torch.zeros(2, *shape)
+        episode_return = np.zeros(args.num_envs)
+        ended: list[tuple[float, float]] = []  # (return, true cost) of all episodes, in order
+        unlabelled: list[Trajectory] = []  # finished since the last labelling round
+        num_rounds = -(-args.num_iterations // args.finetune_interval)
+        rounds, online_used, iteration, setup_seconds = 0, 0, 0, run.wall_seconds
+        run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
+        try:
+            next_obs, _ = envs.reset(seed=args.seed)
+            for iteration in range(1, args.num_iterations + 1):
+                # -- 1. Roll out -------------------------------------------------------------------
+                final_obs: list[np.ndarray] = []
+                finished: list[Trajectory] = []
+                perturbation = torch.randn(*shape, act_dim, generator=noise)
+                std = agent.log_std.detach().exp()
+                newly_ended = len(ended)
+                for t in range(args.num_steps):
+                    obs[t] = torch.as_tensor(next_obs, dtype=torch.float32)
+                    with torch.no_grad():
+                        actions[t] = agent.mean(agent.normalize(obs[t])) + std * perturbation[t]
+                    clipped_action = np.clip(actions[t].numpy(), low, high)
+                    next_obs, reward, terminal, truncated, infos = envs.step(clipped_action)
+                    is_done = terminal | truncated
+                    executed[t] = torch.as_tensor(clipped_action)
+                    rewards[t], costs[t] = torch.as_tensor(reward), torch.as_tensor(infos["cost"])
+                    terminated[t], done[t] = torch.as_tensor(terminal), torch.as_tensor(is_done)
+                    episode_return += reward
+                    if is_done.any():
+                        final_obs += list(infos["final_obs"][is_done])
+                        episodes = finished_trajectories(infos)
+                        finished += episodes
+                        true_costs = [episode.true_cost for episode in episodes]
+                        ended += zip(episode_return[is_done], true_costs, strict=True)
+                        episode_return[is_done] = 0.0
+                unlabelled += finished
+
+                # -- 2. Label and fine-tune --------------------------------------------------------
+                tuning: dict[str, float] = {}
+                if (iteration - 1) % args.finetune_interval == 0:
+                    rounds += 1
+                due = args.online_queries * rounds // num_rounds - online_used
+                due = num_possible(due, len(unlabelled))
+                if due > 0:
+                    rows = buffer.add_trajectories(unlabelled)
+                    pairs = rows[draw_pairs(len(rows), due, rng=rng)]
+                    newest = label_pairs(buffer, pairs, oracle, log)
+                    predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
+                    trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
+                    loss = trainer.finetune(buffer, num_new=due, epochs=args.finetune_epochs)
+                    tuning = {
+                        "violation_gap": predicted_rate - labelled_rate,
+                        "violation_rate": labelled_rate,
+                        "finetune_loss": loss,
+                    }
+                    online_used += due
+                    unlabelled = []
+
+                # -- 3. Relabel --------------------------------------------------------------------
+                # Fine-tuning has just moved ψ, so costs noted while stepping are stale.
+                if tuning:
+                    with torch.no_grad():
+                        costs[:] = cost_model(obs, executed)
+                learned_costs = cost_model.score(finished)
+
+                # -- 4. Advantages -----------------------------------------------------------------
+                flat_obs = agent.normalize(obs.flatten(0, 1))  # (T * N, obs_dim)
+                with torch.no_grad():
+                    values = torch.stack(agent.values(flat_obs)).view(2, *shape)
+                    old_log_prob = agent.log_prob(flat_obs, actions.flatten(0, 1))
+                    last = torch.as_tensor(next_obs, dtype=torch.float32)
+                    next_values[:, :-1] = values[:, 1:]
+                    next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
+                    if final_obs:
+                        ends = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
+                        next_values[:, done] = torch.stack(agent.values(agent.normalize(ends)))
+                boundary = {"terminated": terminated, "done": done}
+                discounts = {"gamma": args.gamma, "lam": args.gae_lambda}
+                adv_r = gae(rewards, values[0], next_values[0], **boundary, **discounts)
+                adv_c = gae(costs, values[1], next_values[1], **boundary, **discounts)
+                targets = (torch.stack([adv_r, adv_c]) + values).view(2, -1)
+                adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
+                # Standardised, not only centred: the scale of a learned cost is arbitrary.
+                adv_c = (adv_c - adv_c.mean()) / (adv_c.std() + 1e-8)
+                # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
+                adv = (adv_r - multiplier.value * adv_c).flatten() / (1 + multiplier.value)
+
+                # -- 5. Policy -----------------------------------------------------------------
+                flat_actions = actions.flatten(0, 1)
+                actor_goes_on, kl, clipped, value_loss = True, 0.0, 0.0, 0.0
+                actor_epochs = 0
+                for _ in range(args.epochs):
+                    kl_sum = torch.zeros(())
+                    for rows in minibatches(args.batch_size, args.minibatch_size, rng):
+                        batch_obs = flat_obs[rows]
+                        if actor_goes_on:
+                            log_ratio = (
+                                agent.log_prob(batch_obs, flat_actions[rows]) - old_log_prob[rows]
+                            )
+                            ratio = log_ratio.exp()
+                            surrogate = torch.minimum(
+                                ratio * adv[rows],
+                                ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
+                            )
+                            optimizer_actor.zero_grad()
+                            (-surrogate.mean()).backward()  # Eq. 40
+                            nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
+                            optimizer_actor.step()
+                            with torch.no_grad():
+                                kl_sum += (ratio - 1 - log_ratio).sum()
+                                clipped = float(((ratio - 1).abs() > args.clip).float().mean())
+                        value_r, value_c = agent.values(batch_obs)
+                        loss_r = 0.5 * (value_r - targets[0, rows]).square().mean()  # Eq. 43
+                        loss_c = 0.5 * (value_c - targets[1, rows]).square().mean()  # Eq. 44
+                        optimizer_critics.zero_grad()
+                        (loss_r + loss_c).backward()
+                        nn.utils.clip_grad_norm_(critics, args.max_grad_norm)
+                        optimizer_critics.step()
+                    if actor_goes_on:
+                        actor_epochs += 1
+                        kl = float(kl_sum) / args.batch_size
+                        actor_goes_on = kl <= args.target_kl
+                value_loss = float((loss_r + loss_c).detach())
+                agent.update_normalizer(obs.flatten(0, 1))
+
+                # -- 6. Dual ascent ----------------------------------------------------------------
+                fresh = np.array(ended[newly_ended:]).reshape(-1, 2)
+                mean_return, mean_cost = fresh.mean(axis=0) if len(fresh) else (None, None)
+                mean_learned = float(learned_costs.mean()) if len(fresh) else None
+                multiplier.update(mean_learned)  # the learned limit is 0
+
+                # -- 7. Log ------------------------------------------------------------------------
+                metrics = {
+                    "return": mean_return,
+                    "true_cost": mean_cost,
+                    "learned_cost": mean_learned,
+                    "learned_cost_std": float(learned_costs.std()) if len(fresh) else None,
+                    "multiplier": multiplier.value,
+                    "dead_zone": trainer.dead_zone.value,
+                    "queries_used": oracle.queries_used,
+                    **tuning,
+                    "episodes": len(fresh),
+                    "kl": kl,
+                    "actor_epochs": actor_epochs,
+                    "clip_fraction": clipped,
+                    "value_loss": value_loss,
+                    "explained_variance_r": explained_variance(values[0], targets[0]),
+                    "explained_variance_c": explained_variance(values[1], targets[1]),
+                    "policy_std": float(agent.log_std.detach().exp().mean()),
+                }
+                run.log(iteration * args.batch_size, metrics)
+        except KeyboardInterrupt:
+            save()
+            run.say(
+                f"interrupted in iteration {iteration}: kept agent.safetensors, "
+                f"cost_model.safetensors and labels.jsonl in {run.folder}"
+            )
+            raise
+        save()
+
+        # -- Evaluation ----------------------------------------------------------------------------
+        train_seconds = run.wall_seconds - setup_seconds
+        with run.phase(f"evaluation, {args.eval_episodes} episodes"):
+            seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
+            returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
+            noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
+        eval_cost = float(np.mean([episode.true_cost for episode in episodes]))
+        env_steps = iteration * args.batch_size
+        recent = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)
+        final = report(cost_model, test, limit)
+        summary: dict[str, Any] = {
+            "return": float(returns.mean()),
+            "true_cost": eval_cost,
+            "learned_cost": float(cost_model.score(episodes).mean()),
+            "cost_limit": limit,
+            "bias": bias(eval_cost, limit),
+            "return_stochastic": float(noisy_returns.mean()),
+            "true_cost_stochastic": float(np.mean([episode.true_cost for episode in noisy])),
+            "return_last_tenth": float(recent[:, 0].mean()) if len(recent) else None,
+            "true_cost_last_tenth": float(recent[:, 1].mean()) if len(recent) else None,
+            **final,
+            "pretrained_balanced_accuracy": pretrained["balanced_accuracy"],
+            "pretrained_pair_accuracy": pretrained["pair_accuracy"],
+            "test_episodes": len(test),
+            "compared_episodes": buffer.num_compared,
+            "dead_zone": trainer.dead_zone.value,
+            "multiplier": multiplier.value,
+            "queries_used": oracle.queries_used,
+            "env_steps": env_steps,
+            "wall_seconds": run.wall_seconds,
+            "steps_per_second": env_steps / train_seconds,
+        }
+        run.finish(summary)
+    base_envs.close()
+
+
+def minibatches(total: int, size: int, rng: np.random.Generator) -> Iterator[Tensor]:
+    order = torch.from_numpy(rng.permutation(total))
+    yield from order.split(size)
+
+
+def explained_variance(values: Tensor, targets: Tensor) -> float:
+    residual = targets.flatten() - values.flatten()
+    return float(1 - residual.var() / (targets.var() + 1e-8))
+
+
+if __name__ == "__main__":
+    main(train, Args)

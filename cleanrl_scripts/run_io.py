@@ -1,0 +1,241 @@
+"""What every script shares and no algorithm cares about: environments by id, run folders, logs.
+
+A run's folder holds `args.json`, `metrics.jsonl` (one line per iteration), TensorBoard events,
+checkpoints and, at the end, `summary.json`. The keys are listed in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pbcrl_envs
+import tyro
+from gymnasium.vector import AutoresetMode, VectorEnv
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from pbcrl import MissingCostError, PbcrlError, StorageError
+
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C ended, as shells have it."""
+
+
+def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Make `num_envs` copies of any Gymnasium env with flat Box spaces; ended ones reset at once.
+
+    An id with a vector entry point (all batched tasks of ours) is made batched, with its
+    `autoreset_mode` argument; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
+
+    Raises:
+        ValueError: If the id is unknown (the nearest known ones are named) or its spaces do not fit.
+    """
+    try:
+        spec = gym.spec(env_id)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.4)
+        ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
+        raise ValueError(
+            f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
+            f"did you mean {' or '.join(near or ours)}? For an env of your own use 'module:Id-v0'"
+        ) from error
+    if spec.vector_entry_point is not None:
+        envs = gym.make_vec(env_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    else:
+        options = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=options)
+    for name, space in [
+        ("observation", envs.single_observation_space),
+        ("action", envs.single_action_space),
+    ]:
+        if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
+            raise ValueError(
+                f"the scripts need a flat Box {name} space, {env_id} has {space}; wrap the env, for "
+                "example with gymnasium.wrappers.FlattenObservation, and register that"
+            )
+    return envs
+
+
+def horizon_of(envs: VectorEnv[Any, Any, Any], env_id: str) -> int:
+    """Return the env's time limit in steps.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    horizon = None if envs.spec is None else envs.spec.max_episode_steps
+    if horizon is None:
+        raise ValueError(
+            f"episodes must end for their cost to be compared, but {env_id} has no time limit; "
+            "register it with max_episode_steps"
+        )
+    return horizon
+
+
+def resolve_cost_limit(env_id: str, given: float | None) -> float:
+    """Return d: the one given, else the task's own.
+
+    Raises:
+        ValueError: If neither is known, or the one given is negative or NaN.
+    """
+    limit = pbcrl_envs.cost_limit(env_id) if given is None else given
+    if limit is None:
+        raise ValueError(
+            f"no cost limit is known for {env_id}; give the highest episode cost that still "
+            "counts as safe with --cost-limit"
+        )
+    if not limit >= 0:
+        raise ValueError(f"--cost-limit must be >= 0 (inf is unconstrained), got {limit}")
+    return limit
+
+
+def require_cost(costs: np.ndarray | None, env_id: str) -> np.ndarray:
+    """Return the true costs of a step, or say that the env reports none.
+
+    Raises:
+        MissingCostError: If `costs` is None.
+    """
+    if costs is None:
+        raise MissingCostError(
+            f"the true cost is needed here, but {env_id} reports none; put a number into "
+            "info['cost'] at every step of the env (pbcrl_envs.check_cost_env tells whether it is right)"
+        )
+    return costs
+
+
+class Run:
+    """The folder of one run, its logs and its progress bar; closes them when the `with` block ends.
+
+    Args:
+        args: The script's arguments; needs `env_id`, `seed`, `runs_dir` and `run_name`.
+        total: Env steps of the main phase, for the progress bar.
+
+    Raises:
+        StorageError: If the folder cannot be made or written.
+    """
+
+    def __init__(self, args: Any, *, script: str, total: int) -> None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
+        name = args.run_name or f"{env_name}__{script}__{args.seed}__{stamp}"
+        self.folder = Path(args.runs_dir) / name
+        if (self.folder / "metrics.jsonl").exists():
+            raise StorageError(
+                f"a run must not write over another: {self.folder} holds one already; "
+                "give another --run-name, or remove that folder"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"script": script, **dataclasses.asdict(args)}, indent=2)
+            (self.folder / "args.json").write_text(text + "\n")
+            self._metrics = (self.folder / "metrics.jsonl").open("a")
+        except OSError as error:
+            raise StorageError(
+                f"the run's folder must be writable: {self.folder} is not ({error}); "
+                "choose another with --runs-dir"
+            ) from error
+        self._board = SummaryWriter(str(self.folder))
+        self._total = total
+        self._bar: tqdm[Any] | None = None
+        self._start = time.perf_counter()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._metrics.close()
+        self._board.close()
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._start
+
+    @contextmanager
+    def phase(self, title: str) -> Iterator[None]:
+        """Announce a phase, and how long it took when it is over."""
+        self.say(f"== {title}")
+        start = time.perf_counter()
+        yield
+        self.say(f"   done in {time.perf_counter() - start:.1f} s")
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the progress bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Write one line of metrics and move the progress bar to `step` env steps."""
+        row = {"env_steps": step, "wall_seconds": round(self.wall_seconds, 3), **metrics}
+        self._metrics.write(json.dumps(_plain(row)) + "\n")
+        self._metrics.flush()
+        for key, value in metrics.items():
+            if value is not None and math.isfinite(value):
+                self._board.add_scalar(key, value, step)
+        if self._bar is None:
+            self._bar = tqdm(total=self._total, unit="step", unit_scale=True, smoothing=0.1)
+        self._bar.update(min(step, self._total) - self._bar.n)
+        shown = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
+        text = [
+            f"{mark} {metrics[key]:.3g}" for key, mark in shown.items() if _finite(metrics.get(key))
+        ]
+        self._bar.set_postfix_str(" ".join(text))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json` and print it as a table."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        (self.folder / "summary.json").write_text(json.dumps(_plain(summary), indent=2) + "\n")
+        self.say(f"== summary ({self.folder / 'summary.json'})")
+        for key, value in summary.items():
+            self.say(f"   {key:<22}{_shown(value)}")
+
+
+def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
+    """Parse the arguments and train; errors that a user can mend are one line, not a traceback."""
+    args = tyro.cli(args_type, args=argv)
+    try:
+        train(args)
+    except (PbcrlError, ValueError) as error:
+        if os.environ.get("PBCRL_TRACEBACK"):
+            raise
+        sys.exit(f"error: {error}\n(PBCRL_TRACEBACK=1 shows where)")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    # NaN is not JSON: what is undefined is null.
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return "-" if value is None else str(value)
