@@ -14,8 +14,16 @@ from typing import Any
 
 import gymnasium
 from pbcrl_envs.tasks import TASKS, Task, cost_limit
+from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
 
-__all__ = ["TASKS", "Task", "cost_limit"]
+__all__ = [
+    "TASKS",
+    "CostEnvError",
+    "Task",
+    "check_cost_env",
+    "check_cost_vector_env",
+    "cost_limit",
+]
 
 
 def _register(entry: Task, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
