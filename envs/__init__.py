@@ -1,1 +1,53 @@
-"""Tasks with costs, registered with Gymnasium by `import pbcrl_envs`."""
+"""Tasks with costs, registered with Gymnasium by `import pbcrl_envs`.
+
+Every env reports the cost of a step in `info["cost"]`. Importing this package loads no simulator:
+the entry points are strings that Gymnasium resolves on `make`.
+"""
+
+if __name__ != "pbcrl_envs":
+    raise ImportError(
+        f"this package is imported as `pbcrl_envs`, not as `{__name__}`: its folder is named envs/ "
+        "in the repository alone; install the project, then `import pbcrl_envs`"
+    )
+
+from typing import Any
+
+import gymnasium
+from pbcrl_envs.tasks import TASKS, Task, cost_limit
+from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
+
+__all__ = [
+    "TASKS",
+    "CostEnvError",
+    "Task",
+    "check_cost_env",
+    "check_cost_vector_env",
+    "cost_limit",
+]
+
+
+def _register(entry: Task, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
+    known = gymnasium.registry.get(entry.env_id)
+    if known is not None and known.entry_point == env:
+        return  # a reload of this module; an id that someone else took is overridden with a warning
+    gymnasium.register(
+        entry.env_id,
+        entry_point=env,
+        vector_entry_point=vector_env,
+        max_episode_steps=entry.horizon,
+        kwargs=kwargs,
+    )
+
+
+_register(
+    TASKS["toy"],
+    env="pbcrl_envs.toy:PointHazardsEnv",
+    vector_env="pbcrl_envs.toy:PointHazardsVectorEnv",
+)
+for _name, _layout in (("goal", "Goal1"), ("button", "Button1")):
+    _register(
+        TASKS[_name],
+        env="pbcrl_envs.robotics:SafetyPointEnv",
+        vector_env="pbcrl_envs.robotics:SafetyPointVectorEnv",
+        task=_layout,
+    )

@@ -3,7 +3,7 @@
 Pure functions of (B,) tensors of trajectory costs and labels. They know nothing of trajectories,
 networks or optimisers, so they can be lifted into any project. A label may be NaN, "not given":
 such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
-logits: float32 probabilities clipped for the logarithm lose their gradient once costs are far apart.
+logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart.
 """
 
 from __future__ import annotations
@@ -160,10 +160,10 @@ def snr_loss(
     .. math:: L = -ζ Var(Ĉ) / H(p),  H = -p ln p - (1 - p) ln(1 - p)   (Eq. 9, `eq:snr`)
 
     The paper's term is unbounded: it grows with the square of the costs' scale, the cross-entropies
-    only linearly, so that long training runs away. Here Var stops growing at `max_std`² (`None` is
-    the paper's): beyond it the gradient is 0. The paper is silent on the rest: Var is the population
-    variance; p = mean(μ) over the given preferences of the batch; H, which depends on labels alone
-    and passes no gradient, is floored at 0.1 ln 2, because a one-sided batch would divide by 0.
+    only linearly, so that long training runs away. Here Var stops growing at `max_std`² and passes
+    no gradient beyond (`None` is the paper's). The paper is silent on the rest: Var is the
+    population variance; p = mean(μ) over the given preferences of the batch; H, which depends on
+    labels alone, is floored at 0.1 ln 2, because a one-sided batch would divide by 0.
 
     Args:
         cost: Learned cost Ĉ(τ) of both members of every pair, in any order, (2B,).
@@ -197,8 +197,8 @@ def snr_loss(
     if not given.any():
         return cost[:0].sum()  # 0 that still carries a gradient
     p = preference[given].to(cost.dtype).detach().mean()
-    entropy = (torch.special.entr(p) + torch.special.entr(1 - p)).clamp(min=_MIN_ENTROPY)
-    variance: Tensor = cost.var(correction=0)
+    entropy: Tensor = (torch.special.entr(p) + torch.special.entr(1 - p)).clamp(min=_MIN_ENTROPY)
+    variance = cost.var(correction=0)
     if max_std is not None:
         variance = variance.clamp(max=max_std**2)
     return -snr_weight * variance / entropy

@@ -1,0 +1,37 @@
+"""The benchmark tasks as a table: which env, how much cost, how long an episode.
+
+A limit that stands here is for oracles and evaluation only; a learner never reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """One benchmark task: an env and the cost it may incur."""
+
+    env_id: str
+    """Gymnasium id, registered by `import pbcrl_envs`."""
+    threshold: float
+    """d: highest episode cost still called safe; undiscounted sum of step costs."""
+    horizon: int
+    """Steps after which an episode is truncated."""
+
+
+TASKS = {
+    "toy": Task("PointHazards-v0", threshold=5.0, horizon=100),
+    "goal": Task("SafetyPointGoal1-v0", threshold=20.0, horizon=1000),
+    "button": Task("SafetyPointButton1-v0", threshold=40.0, horizon=1000),
+}
+"""By short name; the thresholds of the robotics tasks are the paper's, that of the toy is ours."""
+
+
+def cost_limit(env_id: str) -> float | None:
+    """Look up d, the true cost limit per episode of a known env; None for any other env.
+
+    Args:
+        env_id: Gymnasium id, spelled as registered.
+    """
+    return next((task.threshold for task in TASKS.values() if task.env_id == env_id), None)

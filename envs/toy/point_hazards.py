@@ -1,0 +1,327 @@
+"""PointHazards: drive a point from goal to goal past four hazard discs, alone or as a batch.
+
+The task is small enough to learn in seconds on a CPU and yet has the conflict of the real ones: the
+straight way to most goals leads through a hazard, and every goal can be reached around them. Both
+classes share one set of dynamics, so that env i of a batch seeded with s moves, to the last bit, as
+the single env seeded with s + i. Knows nothing of learners, preferences or rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Obs = NDArray[np.float32]
+
+STEP_LENGTH = 0.1
+"""Largest displacement per step and axis; the arena is [-1, 1]^2."""
+HAZARDS: Floats = np.array([(x, y) for x in (-0.45, 0.45) for y in (-0.45, 0.45)])
+"""Centres of the hazard discs. (4, 2)."""
+HAZARD_RADIUS = 0.25
+"""A step that ends strictly inside a disc costs 1."""
+SPAWN_MARGIN = 0.05
+"""Starts and goals keep at least this distance from every disc."""
+GOAL_RADIUS = 0.1
+"""A goal counts as reached within this distance, bound included."""
+
+_OBS_SPACE = Box(np.array([-1, -1, -2, -2], np.float32), np.array([1, 1, 2, 2], np.float32))
+_ACTION_SPACE = Box(-1.0, 1.0, (2,), np.float32)
+
+
+class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
+    """A point that collects goals in the square [-1, 1]^2 with four hazard discs in it.
+
+    Each step moves the point by 0.1 times the clipped action, no further than the walls. The reward
+    is the decrease of the distance to the goal, plus 1 when the step ends within 0.1 of it; then a
+    new goal is drawn. `info["cost"]` is 1 if the step ends inside a hazard, otherwise 0. Starts and
+    goals are uniform over the arena, at least 0.05 away from every hazard. The env never
+    terminates; `PointHazards-v0` is truncated after 100 steps by Gymnasium's `TimeLimit`.
+
+    The limit is 5 per episode. Measured over 1,000 episodes: driving straight at each goal returns
+    21.5 at an episode cost of 22.3; driving around the hazards returns 18.9 at a cost of 0. So
+    reward alone breaks the limit four times over, while a policy that never touches a hazard keeps
+    88 % of the return.
+
+    Observation: x, y, goal_x - x, goal_y - y, float32 (4,). Action: direction and speed along the
+    axes, in [-1, 1], clipped to it, float32 (2,).
+
+    Args:
+        render_mode: Only None; the task draws nothing.
+
+    Raises:
+        ValueError: If `render_mode` is not None.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's declaration
+
+    def __init__(self, *, render_mode: str | None = None) -> None:
+        _refuse_rendering(render_mode)
+        self.observation_space = _OBS_SPACE
+        self.action_space = _ACTION_SPACE
+        self._position: Floats | None = None  # (1, 2), a batch of one
+        self._goal = np.zeros((1, 2))
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Draw a start and a goal; returns the first observation and an empty info.
+
+        Raises:
+            ValueError: If `options` holds anything.
+        """
+        _refuse_options(options)
+        super().reset(seed=seed)
+        self._position = _draw_free_point(self.np_random)[None]
+        self._goal = _draw_free_point(self.np_random)[None]
+        return _observe(self._position, self._goal)[0], {}
+
+    def step(self, action: NDArray[np.float32]) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Move once.
+
+        Args:
+            action: (2,), clipped to [-1, 1].
+
+        Returns:
+            obs, reward, False, False and {"cost": 0.0 or 1.0}, the cost of this step.
+
+        Raises:
+            ResetNeeded: If the env was never reset.
+            ValueError: If the action has another shape, or holds NaN or an infinity.
+        """
+        if self._position is None:
+            raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
+        checked = _checked_actions(action, shape=(2,))[None]
+        self._position, reward, cost, reached = _move(self._position, self._goal, checked)
+        if reached[0]:
+            self._goal = _draw_free_point(self.np_random)[None]
+        obs = _observe(self._position, self._goal)[0]
+        return obs, float(reward[0]), False, False, {"cost": float(cost[0])}
+
+
+class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
+    """N copies of `PointHazardsEnv`, moved together, each with its own random stream.
+
+    Every step reports `infos["cost"]`, float64 (N,): the cost of the step just taken, also where it
+    ended an episode. Episodes end by truncation only. What follows an end depends on the mode:
+
+    - NEXT_STEP: the next step of that env ignores its action and returns the reset observation
+      with reward 0 and cost 0. It is no transition.
+    - SAME_STEP: the returned row is already the reset observation; the true last one stands in
+      `infos["final_obs"]`, float32 (N, 4), where the mask `infos["_final_obs"]` is true. Both keys
+      exist only if some episode ended.
+
+    Args:
+        num_envs: N >= 1.
+        max_episode_steps: Steps after which an episode is truncated, >= 1.
+        autoreset_mode: NEXT_STEP or SAME_STEP, as the member or as its value ("NextStep").
+        render_mode: Only None; the task draws nothing.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the mode is DISABLED.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's declaration
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        max_episode_steps: int = 100,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+    ) -> None:
+        _refuse_rendering(render_mode)
+        for name, count in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
+            if count < 1:
+                raise ValueError(f"{name} must be >= 1, got {count}")
+        self.num_envs = num_envs
+        self.max_episode_steps = max_episode_steps
+        self.autoreset_mode = _checked_mode(autoreset_mode)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
+        self.single_observation_space = _OBS_SPACE
+        self.single_action_space = _ACTION_SPACE
+        self.observation_space = batch_space(_OBS_SPACE, num_envs)
+        self.action_space = batch_space(_ACTION_SPACE, num_envs)
+        self._rngs: list[np.random.Generator | None] = [None] * num_envs
+        self._position = np.zeros((num_envs, 2))
+        self._goal = np.zeros((num_envs, 2))
+        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self._done = np.zeros(num_envs, dtype=np.bool_)  # ended on the last step, not yet reset
+        self._was_reset = False
+
+    def reset(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Obs, dict[str, Any]]:
+        """Start a new episode in every env.
+
+        Args:
+            seed: An int s seeds env i with s + i; a sequence gives one seed per env; None, there or
+                as the whole, lets a stream run on.
+            options: None or empty.
+
+        Returns:
+            obs (N, 4) and an empty info.
+
+        Raises:
+            ValueError: If there is not one seed per env, or `options` holds anything.
+        """
+        _refuse_options(options)
+        for i, env_seed in enumerate(_seed_per_env(seed, self.num_envs)):
+            if env_seed is not None or self._rngs[i] is None:
+                self._rngs[i], _ = seeding.np_random(env_seed)
+            self._start_episode(i)
+        self._done[:] = False
+        self._was_reset = True
+        return _observe(self._position, self._goal), {}
+
+    def step(
+        self, actions: NDArray[np.float32]
+    ) -> tuple[Obs, Floats, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Move every env once; see the class for what happens where an episode ends.
+
+        Args:
+            actions: (N, 2), clipped to [-1, 1].
+
+        Returns:
+            obs (N, 4), rewards (N,), terminations (N,) all false, truncations (N,), infos.
+
+        Raises:
+            ResetNeeded: If the envs were never reset.
+            ValueError: If the actions have another shape, or hold NaN or an infinity.
+        """
+        if not self._was_reset:
+            raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
+        checked = _checked_actions(actions, shape=(self.num_envs, 2))
+        resetting = self._done.copy()  # (N,); always false in SAME_STEP
+        moved, reward, cost, reached = _move(self._position, self._goal, checked)
+        self._position = moved
+        self._elapsed += 1
+        for i in np.flatnonzero(reached & ~resetting).tolist():
+            self._goal[i] = _draw_free_point(self._rng(i))
+        for i in np.flatnonzero(resetting).tolist():
+            self._start_episode(i)
+        reward[resetting] = 0.0
+        cost[resetting] = 0.0
+        obs = _observe(self._position, self._goal)  # (N, 4)
+        truncated = self._elapsed >= self.max_episode_steps
+        infos: dict[str, Any] = {"cost": cost}
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            self._done = truncated.copy()
+        elif truncated.any():
+            infos |= {"final_obs": obs, "_final_obs": truncated.copy()}
+            for i in np.flatnonzero(truncated).tolist():
+                self._start_episode(i)
+            obs = _observe(self._position, self._goal)
+        return obs, reward, np.zeros_like(truncated), truncated, infos
+
+    def _start_episode(self, i: int) -> None:
+        rng = self._rng(i)
+        self._position[i] = _draw_free_point(rng)
+        self._goal[i] = _draw_free_point(rng)
+        self._elapsed[i] = 0
+
+    def _rng(self, i: int) -> np.random.Generator:
+        rng = self._rngs[i]
+        assert rng is not None  # reset() has filled the list
+        return rng
+
+
+def _move(
+    position: Floats, goal: Floats, action: Floats
+) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
+    """One step of N points, (N, 2) each: new positions (N, 2); reward, cost, goal reached (N,)."""
+    moved = np.clip(position + STEP_LENGTH * np.clip(action, -1.0, 1.0), -1.0, 1.0)
+    distance = _distance(moved, goal)
+    reached = distance <= GOAL_RADIUS
+    reward = _distance(position, goal) - distance + reached
+    inside = _distance(moved[:, None], HAZARDS) < HAZARD_RADIUS  # (N, 4)
+    cost = np.any(inside, axis=1, keepdims=True)[:, 0].astype(np.float64)
+    return moved, reward, cost, reached
+
+
+def _distance(a: Floats, b: Floats) -> Floats:
+    """Euclidean distance along the last axis.
+
+    Spelled out: `norm` and `hypot` may round a batch differently from a single row.
+    """
+    dx, dy = a[..., 0] - b[..., 0], a[..., 1] - b[..., 1]
+    distance: Floats = np.sqrt(dx * dx + dy * dy)
+    return distance
+
+
+def _observe(position: Floats, goal: Floats) -> Obs:
+    return np.concatenate([position, goal - position], axis=1).astype(np.float32)
+
+
+def _draw_free_point(rng: np.random.Generator) -> Floats:
+    """A point uniform over the arena, at least `SPAWN_MARGIN` away from every hazard. (2,)."""
+    while True:
+        point = rng.uniform(-1.0, 1.0, size=2)
+        if (_distance(point, HAZARDS) >= HAZARD_RADIUS + SPAWN_MARGIN).all():
+            return point
+
+
+def _checked_actions(actions: object, *, shape: tuple[int, ...]) -> Floats:
+    given = np.asarray(actions, dtype=np.float64)
+    if given.shape != shape:
+        raise ValueError(
+            f"the action must have shape {shape}, got {given.shape}; "
+            "one number per axis, and one row per env in a batch"
+        )
+    if not np.isfinite(given).all():
+        raise ValueError(
+            f"actions must be finite, got {int((~np.isfinite(given)).sum())} NaN or infinite "
+            f"of {given.size} numbers; look for the update that broke the policy"
+        )
+    return given
+
+
+def _checked_mode(autoreset_mode: AutoresetMode | str) -> AutoresetMode:
+    supported = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+    for mode in supported:
+        if autoreset_mode in (mode, mode.value):
+            return mode
+    raise ValueError(
+        f"autoreset_mode must be one of {[mode.value for mode in supported]}, got "
+        f"{autoreset_mode}; without autoreset, use single envs"
+    )
+
+
+def _seed_per_env(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
+    if seed is None:
+        return [None] * num_envs
+    if isinstance(seed, (int, np.integer)):
+        return [int(seed) + i for i in range(num_envs)]
+    if len(seed) != num_envs:
+        raise ValueError(
+            f"a sequence of seeds must hold one per env, got {len(seed)} seeds for {num_envs} "
+            "envs; or pass one int, and env i gets seed + i"
+        )
+    return seed
+
+
+def _refuse_options(options: dict[str, Any] | None) -> None:
+    if options:
+        raise ValueError(
+            f"PointHazards has no reset options, got {sorted(options)}; leave `options` out"
+        )
+
+
+def _refuse_rendering(render_mode: str | None) -> None:
+    if render_mode is not None:
+        raise ValueError(
+            f"PointHazards draws nothing: render_mode must be None, got {render_mode!r}"
+        )

@@ -1,0 +1,201 @@
+"""Files on disk: checkpoints, trajectory datasets, label logs; versioned, checksummed, no pickle.
+
+A checkpoint appears whole or not at all, and a label is on disk when `append` returns. Damage is
+found when a file is opened, and no size that a file claims is believed before it is checked.
+
+Knows nothing of models, environments or oracles: only tensors, trajectories and labels. Checksums
+guard against accidents, not against somebody who forges a file together with its checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+
+_VERSION = 1
+"""Of all three formats; rises when an older reader would misread a newer file."""
+
+
+# -- Checkpoints: one safetensors file each --------------------------------------------------------
+
+_CHECKPOINT_FORMAT = "pbcrl-checkpoint"
+
+
+def save_tensors(
+    path: str | os.PathLike[str],
+    *,
+    kind: str,
+    tensors: Mapping[str, Tensor],
+    meta: Mapping[str, object],
+) -> None:
+    """Write named tensors and their description to one safetensors file, whole or not at all.
+
+    An existing file is replaced only once the new one is on disk; equal contents give equal bytes.
+    Missing folders are made. NaN and infinities are stored as they are.
+
+    Args:
+        path: The file to write.
+        kind: What the file holds, such as "cost_model"; `load_tensors` asks for it again.
+        tensors: Any shapes and devices, every dtype that safetensors has.
+        meta: What JSON can hold, under string keys; tuples come back as lists.
+
+    Raises:
+        TypeError: If an entry is no dense tensor of a storable dtype, or `meta` is not JSON.
+        ValueError: If a tensor is called "__metadata__", which safetensors reserves.
+        StorageError: If the file cannot be written; an older file at `path` is untouched.
+    """
+    if "__metadata__" in tensors:
+        raise ValueError(
+            "safetensors reserves the name '__metadata__', but a tensor has it; rename the tensor"
+        )
+    on_cpu = {name: _plain(name, tensors[name]) for name in sorted(tensors)}
+    about = json.dumps(
+        {"format": _CHECKPOINT_FORMAT, "version": _VERSION, "kind": kind, "meta": dict(meta)}
+    )
+    try:
+        # One metadata entry: safetensors writes several in random order.
+        data = safetensors.torch.save(on_cpu, {"pbcrl": f"{_sha256(about, on_cpu)} {about}"})
+    except KeyError as error:
+        raise TypeError(
+            f"safetensors cannot hold {error.args[0]}, the dtype of a tensor for {path}; "
+            "convert it first"
+        ) from error
+    _write_atomically(Path(path), data)
+
+
+def load_tensors(
+    path: str | os.PathLike[str], *, kind: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_tensors` wrote.
+
+    Args:
+        path: The file to read.
+        kind: What the file must hold.
+
+    Returns:
+        The tensors by name, on the CPU, and the `meta` that was saved with them.
+
+    Raises:
+        StorageError: If the file is missing or unreadable.
+        CorruptFileError: If it is damaged, or no checkpoint of this package.
+        FormatVersionError: If another version of the format wrote it.
+        MismatchError: If it holds another kind.
+    """
+    data = _read(Path(path))
+    try:
+        # Checks every length and offset in the header against `data` before it makes a tensor.
+        tensors = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        sha256, _, text = header["__metadata__"]["pbcrl"].partition(" ")
+        about = json.loads(text)
+        found_format, version = about["format"], about["version"]
+    except Exception as error:  # the bytes may be anything, and so may the parsers' complaints
+        raise _corrupt(path, f"it is no checkpoint ({error!r})") from error
+    _check_format(path, found_format, version, expected=_CHECKPOINT_FORMAT)
+    if sha256 != _sha256(text, tensors):
+        raise _corrupt(path, "its contents do not match its sha256")
+    found_kind, meta = about["kind"], about["meta"]
+    if found_kind != kind:
+        raise MismatchError(
+            f"a checkpoint must be of the kind that is asked for: {path} holds {found_kind!r}, "
+            f"not {kind!r}; pass the file that holds {kind!r}, or load this one as {found_kind!r}"
+        )
+    return tensors, meta
+
+
+def _plain(name: str, tensor: object) -> Tensor:
+    """A dense CPU copy, since safetensors refuses views and tensors that share memory."""
+    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        raise TypeError(
+            f"a checkpoint holds dense tensors, but {name!r} is {type(tensor).__name__}; "
+            "convert it, or put it into meta if it is a plain number or text"
+        )
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def _sha256(about: str, tensors: Mapping[str, Tensor]) -> str:
+    """Digest of everything that a reader relies on, in an order that the file does not decide."""
+    names = sorted(tensors)
+    listing = [[name, str(tensors[name].dtype), list(tensors[name].shape)] for name in names]
+    digest = hashlib.sha256(json.dumps([about, listing]).encode())
+    for name in names:
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+# -- Shared by the formats -------------------------------------------------------------------------
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"a file must exist and be readable to be loaded: {path}: {error.strerror}; "
+            "check the path, or make the file first"
+        ) from error
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` by `data` in one step: a reader or a crash sees the old file or the new."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with suppress(OSError):  # after the replacement there is none
+            partial.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut; Windows cannot open folders and does without."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _check_format(
+    path: str | os.PathLike[str], found: object, version: object, *, expected: str
+) -> None:
+    if found != expected:
+        raise _corrupt(path, f"its format is {found!r}, not {expected!r}")
+    if version != _VERSION:
+        raise FormatVersionError(
+            f"this pbcrl reads version {_VERSION} of {expected}, but {path} has version "
+            f"{version!r}; use the pbcrl that wrote it, or make the file again"
+        )
+
+
+def _corrupt(path: str | os.PathLike[str], finding: str) -> CorruptFileError:
+    return CorruptFileError(
+        f"a file must be read as it was written: {path} is damaged or not a file of this "
+        f"package: {finding}; restore it from a copy, or make it again"
+    )
+
+
+def _unwritable(path: str | os.PathLike[str], error: OSError) -> StorageError:
+    return StorageError(
+        f"{path} must be writable, but: {error.strerror}; free disk space, check the folder's "
+        "permissions, or choose another path"
+    )

@@ -1,0 +1,63 @@
+"""The task table against the paper, and the registry against the table."""
+
+import importlib
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import pbcrl_envs
+import pytest
+from pbcrl_envs import TASKS, cost_limit
+
+
+@pytest.mark.parametrize(
+    ("env_id", "limit", "horizon"),
+    [
+        ("SafetyPointGoal1-v0", 20, 1000),
+        ("SafetyPointButton1-v0", 40, 1000),
+        ("PointHazards-v0", 5, 100),
+    ],
+)
+def test_the_table_holds_the_limits_and_horizons_of_the_paper(env_id, limit, horizon):
+    (task,) = (task for task in TASKS.values() if task.env_id == env_id)
+    assert (task.threshold, task.horizon) == (limit, horizon)
+    assert cost_limit(env_id) == limit
+
+
+def test_an_env_outside_the_table_has_no_known_limit():
+    assert cost_limit("CartPole-v1") is None
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_every_task_is_registered_alone_and_batched_with_its_horizon(task):
+    spec = gymnasium.spec(task.env_id)
+    assert spec.entry_point is not None
+    assert spec.vector_entry_point is not None
+    assert spec.max_episode_steps == task.horizon
+
+
+def test_goal_and_button_are_layouts_of_one_env():
+    goal, button = gymnasium.spec("SafetyPointGoal1-v0"), gymnasium.spec("SafetyPointButton1-v0")
+    assert goal.entry_point == button.entry_point
+    assert (goal.kwargs, button.kwargs) == ({"task": "Goal1"}, {"task": "Button1"})
+
+
+def test_registering_twice_neither_warns_nor_changes_the_registry():
+    before = dict(gymnasium.registry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        importlib.reload(pbcrl_envs)
+    assert dict(gymnasium.registry) == before
+
+
+def test_an_id_that_another_package_registered_first_is_taken_over_with_a_warning():
+    other_first = (
+        "import gymnasium; gymnasium.register('SafetyPointGoal1-v0', entry_point='other:Env'); "
+        "import pbcrl_envs; print(gymnasium.spec('SafetyPointGoal1-v0').entry_point)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", other_first], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "pbcrl_envs.robotics:SafetyPointEnv"
+    assert "Overriding environment SafetyPointGoal1-v0" in run.stderr

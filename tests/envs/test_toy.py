@@ -1,0 +1,299 @@
+"""PointHazards: hand-worked steps, the two autoreset modes, and one motion for both classes."""
+
+import gymnasium
+import numpy as np
+import pbcrl_envs  # noqa: F401 - registers the ids
+import pytest
+from gymnasium.error import ResetNeeded
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from pbcrl_envs.toy import PointHazardsEnv, PointHazardsVectorEnv
+from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS, SPAWN_MARGIN, _move
+
+NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
+
+
+def move_once(position, goal, action):
+    """One step of a single point; returns (new position (2,), reward, cost, reached)."""
+    moved, reward, cost, reached = _move(
+        np.array([position], float), np.array([goal], float), np.array([action], float)
+    )
+    return moved[0], reward[0], cost[0], bool(reached[0])
+
+
+def unit_speed(direction):
+    """Scale directions (N, 2) so that the faster axis moves at full speed, slower near 0."""
+    return direction / np.maximum(np.abs(direction).max(axis=1, keepdims=True), 0.1)
+
+
+def drive_straight(obs):
+    """Head for the goal, whatever lies in between. obs (N, 4) -> actions (N, 2)."""
+    return unit_speed(obs[:, 2:])
+
+
+def drive_around(obs, margin=0.06):
+    """Head for the goal, or along the tangent of the first hazard on the way to it."""
+    position, to_goal = obs[:, :2].astype(float), obs[:, 2:].astype(float)
+    radius = HAZARD_RADIUS + margin
+    distance = np.linalg.norm(to_goal, axis=1)
+    ahead = to_goal / distance[:, None]
+    to_hazard = HAZARDS - position[:, None]  # (N, 4, 2)
+    along = (to_hazard * ahead[:, None]).sum(axis=2)
+    across = ahead[:, None, 0] * to_hazard[..., 1] - ahead[:, None, 1] * to_hazard[..., 0]
+    blocking = (along > 0) & (along < distance[:, None]) & (np.abs(across) < radius)
+    row, first = np.arange(len(obs)), np.where(blocking, along, np.inf).argmin(axis=1)
+    x, y = to_hazard[row, first].T
+    side, gap = -np.sign(across[row, first]), np.hypot(x, y)
+    steer = np.arcsin(np.minimum(radius / gap, 1)) + np.clip((radius - gap) * 5, 0, 0.6)
+    angle = np.arctan2(y, x) + side * steer
+    tangent = 0.1 * np.column_stack([np.cos(angle), np.sin(angle)])
+    return unit_speed(np.where(blocking.any(axis=1)[:, None], tangent, to_goal))
+
+
+def play(driver, *, num_envs):
+    """Returns and episode costs, (N,) each, of one episode per env."""
+    envs = PointHazardsVectorEnv(num_envs, autoreset_mode=SAME_STEP)
+    obs, _ = envs.reset(seed=0)
+    returns, costs = np.zeros(num_envs), np.zeros(num_envs)
+    for _ in range(100):
+        obs, rewards, _, truncations, infos = envs.step(driver(obs))
+        returns += rewards
+        costs += infos["cost"]
+    assert truncations.all()
+    return returns, costs
+
+
+# -- One step --------------------------------------------------------------------------------------
+
+
+def test_a_step_moves_by_a_tenth_of_the_action_and_pays_the_distance_gained():
+    position, reward, cost, reached = move_once((0, 0), (0, 0.5), (0, 1))
+    np.testing.assert_allclose(position, (0, 0.1))
+    assert reward == pytest.approx(0.1)
+    assert (cost, reached) == (0, False)
+
+
+def test_reaching_the_goal_pays_one_more():
+    _, reward, _, reached = move_once((0, 0), (0, 0.15), (0, 1))
+    assert reward == pytest.approx(0.1 + 1)
+    assert reached
+
+
+def test_moving_away_costs_reward_but_no_cost():
+    _, reward, cost, _ = move_once((0, 0), (0, 0.5), (0, -1))
+    assert reward == pytest.approx(-0.1)
+    assert cost == 0
+
+
+@pytest.mark.parametrize(("x", "cost"), [(0.19, 0.0), (0.21, 1.0), (0.45, 1.0)])
+def test_only_a_step_that_ends_inside_a_hazard_costs_one(x, cost):
+    """The disc around (0.45, 0.45) reaches from x = 0.20 to x = 0.70."""
+    assert move_once((x, 0.45), (0, 0), (0, 0))[2] == cost
+
+
+def test_a_step_across_the_edge_of_a_hazard_is_judged_where_it_ends():
+    assert move_once((0.15, 0.45), (0, 0), (1, 0))[2] == 1
+    assert move_once((0.25, 0.45), (0, 0), (-1, 0))[2] == 0
+
+
+def test_the_walls_stop_the_point_and_the_bounds_the_action():
+    np.testing.assert_array_equal(move_once((0.95, 0), (0, 0), (1, 0))[0], (1, 0))
+    np.testing.assert_allclose(move_once((0, 0), (0, 0), (50, -50))[0], (0.1, -0.1))
+
+
+def test_starts_and_goals_keep_their_distance_from_hazards_and_fill_the_arena():
+    obs, _ = PointHazardsVectorEnv(2000).reset(seed=0)
+    for points in (obs[:, :2], obs[:, :2] + obs[:, 2:]):
+        gap = np.linalg.norm(points[:, None] - HAZARDS, axis=2)
+        assert gap.min() >= HAZARD_RADIUS + SPAWN_MARGIN - 1e-6
+        assert (points.min() < -0.99, points.max() > 0.99) == (True, True)
+        np.testing.assert_allclose(points.mean(axis=0), 0, atol=0.06)
+
+
+# -- The trade-off ---------------------------------------------------------------------------------
+
+
+def test_driving_straight_exceeds_twice_the_limit():
+    returns, costs = play(drive_straight, num_envs=300)
+    assert costs.mean() > 4 * 5
+    assert returns.mean() == pytest.approx(21.5, abs=0.3)
+
+
+def test_driving_around_keeps_most_of_the_return_at_no_cost():
+    straight, _ = play(drive_straight, num_envs=300)
+    returns, costs = play(drive_around, num_envs=300)
+    assert costs.max() == 0
+    assert returns.mean() > 0.85 * straight.mean()
+
+
+# -- Single and batched ----------------------------------------------------------------------------
+
+
+def test_the_single_env_satisfies_gymnasiums_own_checker():
+    check_env(PointHazardsEnv(), skip_render_check=True)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_env_i_of_a_batch_moves_as_the_single_env_seeded_with_s_plus_i(mode):
+    """Bit for bit, over three episodes, whose later starts come from the same streams."""
+    num_envs, seed, rng = 3, 7, np.random.default_rng(0)
+    envs = gymnasium.make_vec("PointHazards-v0", num_envs=num_envs, autoreset_mode=mode)
+    singles = [gymnasium.make("PointHazards-v0") for _ in range(num_envs)]
+    obs, _ = envs.reset(seed=seed)
+    for i, single in enumerate(singles):
+        np.testing.assert_array_equal(obs[i], single.reset(seed=seed + i)[0])
+    for _ in range(3):
+        for _ in range(100):
+            # Half the way straight, so that goals are reached and redrawn.
+            actions = drive_straight(obs) + rng.uniform(-0.5, 0.5, (num_envs, 2))
+            actions = actions.astype(np.float32).clip(-1, 1)
+            obs, rewards, terminations, truncations, infos = envs.step(actions)
+            for i, single in enumerate(singles):
+                step_obs, reward, terminated, truncated, info = single.step(actions[i])
+                last = infos["final_obs"][i] if truncated and mode is SAME_STEP else obs[i]
+                np.testing.assert_array_equal(last, step_obs)
+                assert (rewards[i], infos["cost"][i]) == (reward, info["cost"])
+                assert (terminations[i], truncations[i]) == (terminated, truncated)
+        assert truncations.all()
+        if mode is NEXT_STEP:
+            obs, *_ = envs.step(actions)
+        for i, single in enumerate(singles):
+            np.testing.assert_array_equal(obs[i], single.reset()[0])
+
+
+def test_a_batch_is_repeated_by_its_seed_and_its_envs_differ():
+    envs = PointHazardsVectorEnv(4)
+    first, _ = envs.reset(seed=3)
+    again, _ = envs.reset(seed=3)
+    np.testing.assert_array_equal(first, again)
+    assert len(np.unique(first, axis=0)) == 4
+    assert not np.array_equal(envs.reset()[0], first)
+
+
+def test_a_list_of_seeds_gives_each_env_its_own():
+    listed, _ = PointHazardsVectorEnv(2).reset(seed=[5, 3])
+    for row, seed in zip(listed, (5, 3), strict=True):
+        np.testing.assert_array_equal(row, PointHazardsEnv().reset(seed=seed)[0])
+
+
+# -- Autoreset -------------------------------------------------------------------------------------
+
+
+def test_in_next_step_mode_the_step_after_an_end_only_resets():
+    envs = PointHazardsVectorEnv(2, max_episode_steps=2)
+    envs.reset(seed=0)
+    still, moving = np.zeros((2, 2)), np.ones((2, 2))
+    ends = [envs.step(still)[3].all() for _ in range(2)]
+    obs, rewards, _, truncations, infos = envs.step(moving)
+    assert ends == [False, True]
+    np.testing.assert_array_equal(rewards, 0)
+    np.testing.assert_array_equal(infos["cost"], 0)
+    assert not truncations.any()
+    assert set(infos) == {"cost"}
+    # The reset step does not count: the next episode has two steps of its own, from this start.
+    np.testing.assert_array_equal(envs.step(still)[0], obs)
+    assert envs.step(still)[3].all()
+
+
+def test_in_same_step_mode_the_last_observation_is_kept_and_the_reset_one_returned():
+    envs = PointHazardsVectorEnv(2, max_episode_steps=2, autoreset_mode="SameStep")
+    start, _ = envs.reset(seed=0)
+    still = np.zeros((2, 2))
+    assert set(envs.step(still)[4]) == {"cost"}
+    obs, _, _, truncations, infos = envs.step(still)
+    assert truncations.all()
+    np.testing.assert_array_equal(infos["final_obs"], start)
+    np.testing.assert_array_equal(infos["_final_obs"], [True, True])
+    assert not np.array_equal(obs, start)
+    np.testing.assert_array_equal(envs.step(still)[0], obs)
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+def test_the_last_step_of_an_episode_reports_its_cost(mode):
+    envs = PointHazardsVectorEnv(200, max_episode_steps=8, autoreset_mode=mode)
+    obs, _ = envs.reset(seed=0)
+    for _ in range(8):
+        obs, _, _, truncations, infos = envs.step(unit_speed(HAZARDS[0] - obs[:, :2]))
+    assert truncations.all()
+    last = infos["final_obs"] if mode is SAME_STEP else obs
+    inside = np.linalg.norm(last[:, None, :2] - HAZARDS, axis=2).min(axis=1) < HAZARD_RADIUS
+    assert 0 < inside.sum() < 200
+    np.testing.assert_array_equal(infos["cost"], inside)
+
+
+# -- Registry and refusals -------------------------------------------------------------------------
+
+
+def test_make_vec_gives_the_batch_its_horizon_and_passes_arguments_through():
+    envs = gymnasium.make_vec("PointHazards-v0", num_envs=3)
+    assert isinstance(envs, PointHazardsVectorEnv)
+    assert (envs.num_envs, envs.max_episode_steps) == (3, 100)
+    assert envs.metadata["autoreset_mode"] is NEXT_STEP
+    short = gymnasium.make_vec(
+        "PointHazards-v0", num_envs=1, max_episode_steps=7, autoreset_mode="SameStep"
+    )
+    assert (short.max_episode_steps, short.metadata["autoreset_mode"]) == (7, SAME_STEP)
+    assert envs.metadata["autoreset_mode"] is NEXT_STEP
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 0}, "num_envs must be >= 1, got 0"),
+        ({"num_envs": 1, "max_episode_steps": 0}, "max_episode_steps must be >= 1, got 0"),
+        ({"num_envs": 1, "autoreset_mode": AutoresetMode.DISABLED}, "DISABLED"),
+        (
+            {"num_envs": 1, "autoreset_mode": "Disabled"},
+            r"\['NextStep', 'SameStep'\], got Disabled",
+        ),
+        ({"num_envs": 1, "render_mode": "human"}, "render_mode must be None, got 'human'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_by_name(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PointHazardsVectorEnv(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (np.full((2, 2), np.nan), "actions must be finite, got 4 NaN or infinite of 4"),
+        (np.array([[0, np.inf], [0, 0]]), "got 1 NaN or infinite of 4"),
+        (np.zeros(2), r"must have shape \(2, 2\), got \(2,\)"),
+        (np.zeros((2, 3)), r"must have shape \(2, 2\), got \(2, 3\)"),
+    ],
+)
+def test_broken_actions_are_refused_and_move_nothing(actions, message):
+    envs = PointHazardsVectorEnv(2)
+    start, _ = envs.reset(seed=0)
+    with pytest.raises(ValueError, match=message):
+        envs.step(actions)
+    np.testing.assert_array_equal(envs.step(np.zeros((2, 2)))[0], start)
+
+
+def test_the_single_env_refuses_the_same():
+    env = PointHazardsEnv()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="actions must be finite, got 1 NaN or infinite of 2"):
+        env.step(np.array([np.nan, 0], np.float32))
+    with pytest.raises(ValueError, match=r"must have shape \(2,\), got \(1, 2\)"):
+        env.step(np.zeros((1, 2), np.float32))
+    with pytest.raises(ValueError, match="render_mode must be None, got 'rgb_array'"):
+        PointHazardsEnv(render_mode="rgb_array")
+
+
+@pytest.mark.parametrize("env", [PointHazardsEnv(), PointHazardsVectorEnv(1)])
+def test_a_step_before_the_first_reset_is_refused(env):
+    with pytest.raises(ResetNeeded, match="call reset"):
+        env.step(np.zeros(env.action_space.shape))
+
+
+@pytest.mark.parametrize("env", [PointHazardsEnv(), PointHazardsVectorEnv(1)])
+def test_unknown_reset_options_are_refused(env):
+    with pytest.raises(ValueError, match=r"no reset options, got \['goal'\]"):
+        env.reset(options={"goal": (0, 0)})
+
+
+def test_too_few_seeds_are_refused():
+    with pytest.raises(ValueError, match="got 2 seeds for 3 envs"):
+        PointHazardsVectorEnv(3).reset(seed=[1, 2])

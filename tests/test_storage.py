@@ -1,0 +1,187 @@
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+from pbcrl.storage import load_tensors, save_tensors
+
+# -- Checkpoints -----------------------------------------------------------------------------------
+
+META = {"hidden_sizes": [64, 64], "dead_zone": 1.5, "env_id": "Toy-δ", "cap": math.inf}
+
+
+def checkpoint(folder: Path, **changes: object) -> Path:
+    path = folder / "model.safetensors"
+    tensors = {"weight": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor([7])}
+    save_tensors(path, **{"kind": "cost_model", "tensors": tensors, "meta": META, **changes})
+    return path
+
+
+def edit_about(path: Path, **changes: object) -> None:
+    """Rewrite entries of a checkpoint's description, leaving its tensors and checksum alone."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    sha256, _, text = header["__metadata__"]["pbcrl"].partition(" ")
+    header["__metadata__"]["pbcrl"] = f"{sha256} {json.dumps(json.loads(text) | changes)}"
+    path.write_bytes(safetensors_bytes(header, data[8 + length :]))
+
+
+def safetensors_bytes(header: dict[str, object], data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool],
+)
+def test_tensors_come_back_with_their_values_dtypes_and_shapes(tmp_path, dtype):
+    tensors = {
+        "matrix": torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype),
+        "scalar": torch.tensor(1).to(dtype),
+        "empty": torch.zeros(0, 3, dtype=dtype),
+    }
+    loaded, meta = load_tensors(checkpoint(tmp_path, tensors=tensors), kind="cost_model")
+    assert meta == META
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(loaded[name], tensor, rtol=0, atol=0)  # dtype and shape too
+
+
+def test_non_finite_tensors_come_back_as_they_were(tmp_path):
+    strange = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
+    loaded, _ = load_tensors(checkpoint(tmp_path, tensors={"x": strange}), kind="cost_model")
+    assert torch.equal(loaded["x"].view(torch.int32), strange.view(torch.int32))
+
+
+def test_views_and_tensors_that_share_memory_come_back(tmp_path):
+    base = torch.arange(6.0, requires_grad=True)
+    tensors = {"base": base, "again": base, "transposed": base.reshape(2, 3).T}
+    loaded, _ = load_tensors(checkpoint(tmp_path, tensors=tensors), kind="cost_model")
+    assert torch.equal(loaded["again"], torch.arange(6.0))
+    assert torch.equal(loaded["transposed"], torch.tensor([[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]))
+
+
+def test_a_loaded_tensor_can_be_written_to(tmp_path):
+    loaded, _ = load_tensors(checkpoint(tmp_path), kind="cost_model")
+    loaded["weight"] += 1
+    assert loaded["weight"][0, 0] == 1
+
+
+def test_equal_contents_give_equal_bytes_whatever_the_order(tmp_path):
+    a, b = torch.ones(2), torch.zeros(3)
+    first = checkpoint(tmp_path / "1", tensors={"a": a, "b": b}).read_bytes()
+    second = checkpoint(tmp_path / "2", tensors={"b": b, "a": a}).read_bytes()
+    assert first == second
+
+
+def test_every_single_flipped_bit_is_detected(tmp_path):
+    path = checkpoint(tmp_path)
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with pytest.raises((CorruptFileError, FormatVersionError)):
+            load_tensors(path, kind="cost_model")
+
+
+def test_every_truncation_and_extension_is_detected(tmp_path):
+    path = checkpoint(tmp_path)
+    good = path.read_bytes()
+    for damaged in [good[:length] for length in range(len(good))] + [good + b"\0", good + good]:
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptFileError, match="damaged or not a file of this package"):
+            load_tensors(path, kind="cost_model")
+
+
+ABSURD_SHAPE = {"x": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4]}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"hello, this is a text file",
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 2**20) + b"[" * 2**20,
+        safetensors_bytes(ABSURD_SHAPE, bytes(4)),
+        safetensors_bytes({}, b""),
+    ],
+    ids=["text", "header of 8 EiB", "nested header", "tensor of 4 TB", "foreign safetensors"],
+)
+def test_what_is_no_checkpoint_is_called_corrupt(tmp_path, content):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(CorruptFileError, match=r"file is damaged .*; restore it from a copy"):
+        load_tensors(path, kind="cost_model")
+
+
+@pytest.mark.parametrize("changes", [{"meta": {"dead_zone": 2.0}}, {"kind": "ppo"}, {"meta": []}])
+def test_the_checksum_covers_meta_and_kind(tmp_path, changes):
+    path = checkpoint(tmp_path)
+    edit_about(path, **changes)
+    with pytest.raises(CorruptFileError, match="do not match its sha256"):
+        load_tensors(path, kind="ppo")
+
+
+def test_another_format_version_names_both_versions(tmp_path):
+    path = checkpoint(tmp_path)
+    edit_about(path, version=2)
+    with pytest.raises(FormatVersionError, match=r"reads version 1 .* has version 2; use the"):
+        load_tensors(path, kind="cost_model")
+
+
+def test_another_kind_names_both_kinds(tmp_path):
+    with pytest.raises(MismatchError, match=r"holds 'cost_model', not 'ppo_lag'; pass the file"):
+        load_tensors(checkpoint(tmp_path), kind="ppo_lag")
+
+
+def test_a_missing_checkpoint_says_so(tmp_path):
+    with pytest.raises(StorageError, match=r"none: No such file or directory; check the path"):
+        load_tensors(tmp_path / "none", kind="cost_model")
+
+
+def test_a_save_that_fails_at_the_start_leaves_the_old_file_and_no_other(tmp_path):
+    path = checkpoint(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        checkpoint(tmp_path, meta={"bad": object()})
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_that_fails_at_the_last_step_leaves_the_old_entry_and_no_other(tmp_path):
+    inside = tmp_path / "model.safetensors" / "inside"
+    inside.mkdir(parents=True)  # a folder cannot be replaced by a file
+    with pytest.raises(StorageError, match=r"model.safetensors must be writable, but: Is a dir"):
+        checkpoint(tmp_path)
+    assert list(tmp_path.rglob("*")) == [inside.parent, inside]
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_a_remedy(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match=r"must be writable, but: .*; free disk space, check"):
+        checkpoint(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize("value", [3.0, np.ones(2), torch.ones(2).to_sparse()])
+def test_only_dense_tensors_are_stored(tmp_path, value):
+    with pytest.raises(TypeError, match="holds dense tensors, but 'x' is"):
+        checkpoint(tmp_path, tensors={"x": value})
+
+
+def test_a_dtype_that_safetensors_lacks_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match=r"safetensors cannot hold torch.complex128"):
+        checkpoint(tmp_path, tensors={"x": torch.ones(2, dtype=torch.complex128)})
+
+
+def test_the_reserved_tensor_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="reserves the name '__metadata__'"):
+        checkpoint(tmp_path, tensors={"__metadata__": torch.ones(1)})
