@@ -1,1 +1,120 @@
-"""pbcrl."""
+"""Learn a cost and its limit from preferences, and constrain a policy by them (PbCRL).
+
+The pieces, in the order in which data flows through them; each can be used alone:
+
+- `PreferenceCostWrapper`, `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]` of
+  any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`).
+- An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` from true costs, a person from looking.
+- `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
+- `CostModel` is c_ψ(s, a); `CostModelTrainer` fits it by `pbci_loss` with a `DeadZone`.
+- `LagrangeMultiplier` prices the learned cost while a policy is trained.
+- `cost_model_report` and its parts compare learned with true costs.
+- `save_tensors`, `TrajectoryWriter`, `TrajectoryDataset`, `LabelLog` keep everything on disk.
+"""
+
+from pbcrl.errors import (
+    BudgetError,
+    CorruptFileError,
+    FormatVersionError,
+    LabelError,
+    MismatchError,
+    MissingCostError,
+    NonFiniteError,
+    PbcrlError,
+    StorageError,
+)
+from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
+from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
+from pbcrl.dead_zone import DeadZone
+from pbcrl.lagrange import LagrangeMultiplier
+from pbcrl.cost_model import CostModel
+from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.trainer import CostModelTrainer, Evaluation
+from pbcrl.wrappers import (
+    PreferenceCostVectorWrapper,
+    PreferenceCostWrapper,
+    TrajectoryRecorder,
+    finished_trajectories,
+    step_costs,
+)
+from pbcrl.metrics import (
+    accuracy,
+    balanced_accuracy,
+    base_rate,
+    bias,
+    cost_model_report,
+    pair_accuracy,
+    skewness,
+    tail_quantile_error,
+    type_ii_rate,
+    violation_gap,
+    w2_scaled,
+    w2_zscored,
+    wasserstein2,
+)
+from pbcrl.storage import (
+    LabelLog,
+    TrajectoryDataset,
+    TrajectoryWriter,
+    load_tensors,
+    read_labels,
+    save_tensors,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetError",
+    "CorruptFileError",
+    "CostModel",
+    "CostModelTrainer",
+    "DeadZone",
+    "Evaluation",
+    "FormatVersionError",
+    "Label",
+    "LabelError",
+    "LabelLog",
+    "LagrangeMultiplier",
+    "MismatchError",
+    "MissingCostError",
+    "NonFiniteError",
+    "Oracle",
+    "PairBatch",
+    "PbCILoss",
+    "PbcrlError",
+    "PreferenceBuffer",
+    "PreferenceCostVectorWrapper",
+    "PreferenceCostWrapper",
+    "Query",
+    "ReplayOracle",
+    "StorageError",
+    "SyntheticOracle",
+    "Trajectory",
+    "TrajectoryDataset",
+    "TrajectoryRecorder",
+    "TrajectoryWriter",
+    "accuracy",
+    "balanced_accuracy",
+    "base_rate",
+    "bias",
+    "cost_model_report",
+    "draw_pairs",
+    "finished_trajectories",
+    "load_tensors",
+    "pair_accuracy",
+    "pbci_loss",
+    "preference_loss",
+    "read_labels",
+    "safety_loss",
+    "save_tensors",
+    "skewness",
+    "snr_loss",
+    "step_costs",
+    "tail_quantile_error",
+    "type_ii_rate",
+    "violation_gap",
+    "w2_scaled",
+    "w2_zscored",
+    "wasserstein2",
+]
