@@ -229,6 +229,8 @@ def test_the_last_step_of_an_episode_reports_its_cost(mode):
     inside = np.linalg.norm(last[:, None, :2] - HAZARDS, axis=2).min(axis=1) < HAZARD_RADIUS
     assert 0 < inside.sum() < 200
     np.testing.assert_array_equal(infos["cost"], inside)
+    if mode is NEXT_STEP:  # a point that ended inside does not pay again for being reset
+        np.testing.assert_array_equal(envs.step(np.zeros((200, 2)))[4]["cost"], 0)
 
 
 # -- Registry and refusals -------------------------------------------------------------------------
