@@ -208,7 +208,7 @@ def _check_number(name: str, value: object) -> None:
     _check_finite(name, np.asarray(value))
 
 
-def _check_row_of_numbers(name: str, values: object, num_envs: int) -> None:
+def _check_row_of_numbers(name: str, values: Any, num_envs: int) -> None:
     shape = (num_envs,)
     is_array = isinstance(values, np.ndarray) and values.dtype.kind in "fiu"
     if not is_array or np.shape(values) != shape:

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+from pbcrl.trajectory import Label
 
 _VERSION = 1
 """Of all three formats; rises when an older reader would misread a newer file."""
@@ -134,6 +139,120 @@ def _sha256(about: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+# -- Label logs: one JSON line per label -----------------------------------------------------------
+
+_LABEL_FORMAT = "pbcrl-labels"
+_LABEL_HEADER = json.dumps({"format": _LABEL_FORMAT, "version": _VERSION}) + "\n"
+_LABEL_FIELDS = ("preference", "first_safe", "second_safe")
+
+
+@final
+class LabelLog:
+    """A file to which labels are added as they are bought, so that a crash loses none.
+
+    Each line is one label as JSON, NaN as null, with the crc32 of the rest of the line; the first
+    line says what the file is. An existing log is continued.
+
+    Args:
+        path: The file; missing folders are made.
+
+    Raises:
+        StorageError: If the file cannot be written.
+        CorruptFileError, FormatVersionError: As `read_labels`; a damaged log is not continued.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        _, intact_bytes = _parse_labels(self.path)
+        try:
+            os.truncate(self.path, intact_bytes)
+            if intact_bytes == 0:
+                self._write(_LABEL_HEADER)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def append(self, labels: Sequence[Label]) -> None:
+        """Add labels at the end; they are on disk when this returns.
+
+        Raises:
+            StorageError: If they cannot be written; then none of them is in the log.
+        """
+        try:
+            self._write("".join(_label_line(label) for label in labels))
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _write(self, text: str) -> None:
+        with open(self.path, "r+b", buffering=0) as file:
+            end = file.seek(0, os.SEEK_END)
+            try:
+                _write_all(file, text.encode())
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(end)  # the next label must not continue half a line
+                raise
+
+
+def read_labels(path: str | os.PathLike[str]) -> list[Label]:
+    """Read a label log, in the order in which the labels were added.
+
+    A crash while writing leaves a last line without its end; it is dropped with one warning.
+
+    Raises:
+        StorageError: If the file is missing or unreadable.
+        CorruptFileError: If a finished line is damaged; the message has its number, from 1.
+        FormatVersionError: If another version of the format wrote it.
+    """
+    labels, _ = _parse_labels(Path(path))
+    return labels
+
+
+def _parse_labels(path: Path) -> tuple[list[Label], int]:
+    """The labels of a log and the number of bytes up to the end of its last finished line."""
+    *lines, torn = _read(path).split(b"\n")
+    if not lines and not _LABEL_HEADER.encode().startswith(torn):
+        raise _corrupt(path, "it does not begin as a label log does")
+    if torn:
+        warnings.warn(
+            f"a label log ends with a finished line, but the last {len(torn)} bytes of {path} are "
+            "half a line, as a crash leaves them; they are dropped: ask for that label again",
+            stacklevel=3,
+        )
+    labels = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            if number > 1:
+                labels.append(Label(**{name: _label_value(entry[name]) for name in _LABEL_FIELDS}))
+                intact = _label_line(labels[-1]).encode() == line + b"\n"
+            else:
+                found_format, version = entry["format"], entry["version"]
+                intact = True
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _corrupt(path, f"line {number} is not what it should be ({error!r})") from error
+        if number == 1:
+            _check_format(path, found_format, version, expected=_LABEL_FORMAT)
+        if not intact:
+            raise _corrupt(path, f"line {number} does not match its crc32")
+    return labels, sum(len(line) + 1 for line in lines)
+
+
+def _label_line(label: Label) -> str:
+    values = {name: float(getattr(label, name)) for name in _LABEL_FIELDS}
+    body = {name: None if math.isnan(value) else value for name, value in values.items()}
+    return json.dumps(body | {"crc32": zlib.crc32(json.dumps(body).encode())}) + "\n"
+
+
+def _label_value(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
 # -- Shared by the formats -------------------------------------------------------------------------
 
 
@@ -163,6 +282,13 @@ def _write_atomically(path: Path, data: bytes) -> None:
     finally:
         with suppress(OSError):  # after the replacement there is none
             partial.unlink()
+
+
+def _write_all(file: FileIO, data: bytes | memoryview) -> None:
+    """Write without a buffer, whose rest would surface at some later write or at the closing."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def _sync_folder(folder: Path) -> None:

@@ -195,6 +195,16 @@ def test_in_next_step_mode_the_step_after_an_end_only_resets():
     assert envs.step(still)[3].all()
 
 
+def test_a_reset_right_after_an_end_is_followed_by_a_real_step():
+    envs = PointHazardsVectorEnv(1, max_episode_steps=1)
+    envs.reset(seed=0)
+    envs.step(np.zeros((1, 2)))
+    start, _ = envs.reset(seed=0)
+    obs, _, _, truncations, _ = envs.step(-np.sign(start[:, :2]))
+    np.testing.assert_allclose(np.abs(obs[0, :2] - start[0, :2]), 0.1, atol=1e-6)
+    assert truncations.all()
+
+
 def test_in_same_step_mode_the_last_observation_is_kept_and_the_reset_one_returned():
     envs = PointHazardsVectorEnv(2, max_episode_steps=2, autoreset_mode="SameStep")
     start, _ = envs.reset(seed=0)
@@ -219,6 +229,8 @@ def test_the_last_step_of_an_episode_reports_its_cost(mode):
     inside = np.linalg.norm(last[:, None, :2] - HAZARDS, axis=2).min(axis=1) < HAZARD_RADIUS
     assert 0 < inside.sum() < 200
     np.testing.assert_array_equal(infos["cost"], inside)
+    if mode is NEXT_STEP:  # a point that ended inside does not pay again for being reset
+        np.testing.assert_array_equal(envs.step(np.zeros((200, 2)))[4]["cost"], 0)
 
 
 # -- Registry and refusals -------------------------------------------------------------------------
@@ -244,7 +256,7 @@ def test_make_vec_gives_the_batch_its_horizon_and_passes_arguments_through():
         ({"num_envs": 1, "autoreset_mode": AutoresetMode.DISABLED}, "DISABLED"),
         (
             {"num_envs": 1, "autoreset_mode": "Disabled"},
-            r"\['NextStep', 'SameStep'\], got Disabled",
+            r"'NextStep', 'SameStep'\], got Disabled",
         ),
         ({"num_envs": 1, "render_mode": "human"}, "render_mode must be None, got 'human'"),
     ],

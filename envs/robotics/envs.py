@@ -1,0 +1,272 @@
+"""The point agent's navigation tasks as Gymnasium environments, one or many at a time.
+
+Both are thin: the simulation is in `simulation.py`; here are spaces, seeds, episodes and autoreset.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from pbcrl_envs.robotics.simulation import NavigationSimulation
+from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
+    """N copies of one navigation task of Safety-Gymnasium, stepped together.
+
+    Observations are float64 (N, obs_dim), actions (N, 2): thrust and turn, clipped to [-1, 1].
+    `infos["cost"]` is float64 (N,), in every step: the cost of the step just taken, 0 or 1, with
+    the mask `infos["_cost"]` of Gymnasium's convention. The copy with seed s lives through exactly what
+    `SafetyPointEnv` does with seed s, and its layouts are those of Safety-Gymnasium 1.0.0.
+
+    With autoreset NEXT_STEP, the step after an episode's end ignores the action and returns the reset
+    observation with reward and cost 0: it is no transition. With SAME_STEP the reset observation
+    comes at once, and the episode's last one is in `infos["final_obs"]`, (N, obs_dim), on the rows where
+    `infos["_final_obs"]` is true.
+
+    Args:
+        num_envs: N.
+        task: "Goal1" or "Button1".
+        max_episode_steps: Steps after which an episode is truncated.
+        autoreset_mode: NEXT_STEP or SAME_STEP, or their string values.
+        num_threads: Physics threads; 0 takes one per CPU. Results do not depend on it.
+        render_mode: None; there is no rendering.
+
+    Raises:
+        ValueError: If an argument is not one of those above.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        task: str = "Goal1",
+        max_episode_steps: int = 1000,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        num_threads: int = 0,
+        render_mode: str | None = None,
+    ) -> None:
+        _check_at_least_one("num_envs", num_envs)
+        _check_at_least_one("max_episode_steps", max_episode_steps)
+        _check_render_mode(render_mode)
+        if num_threads < 0:
+            raise ValueError(
+                f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU"
+            )
+        mode = AutoresetMode(autoreset_mode)
+        if mode is AutoresetMode.DISABLED:
+            raise ValueError(
+                "SafetyPointVectorEnv resets finished episodes itself, got autoreset_mode "
+                "DISABLED; use NEXT_STEP or SAME_STEP"
+            )
+        found = _find_task(task)
+        self.metadata = {"render_modes": [], "autoreset_mode": mode}
+        self.num_envs = num_envs
+        self.single_observation_space, self.single_action_space = _spaces(found)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._max_episode_steps = max_episode_steps
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._simulation = NavigationSimulation(found, num_envs=num_envs, num_threads=num_threads)
+        self._all = np.arange(num_envs)
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        self._finished = np.zeros(num_envs, dtype=np.bool_)
+        self._ready = False
+
+    def reset(  # type: ignore[override]  # Gymnasium's own vector envs take a list as well
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Begin a new episode in every copy.
+
+        Args:
+            seed: With an int s, copy i gets seed s + i; a list has one seed (or None) per copy; None goes
+                on with the streams of random numbers.
+            options: Must be None or empty.
+
+        Returns:
+            The observations, (N, obs_dim), and infos with a cost of 0.
+        """
+        _check_options(options)
+        if isinstance(seed, Sequence):
+            seeds: Sequence[int | None] = seed
+        else:
+            super().reset(seed=seed)
+            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+        if len(seeds) != self.num_envs:
+            raise ValueError(
+                f"a list of seeds must have one entry per env: got {len(seeds)} seeds for "
+                f"{self.num_envs} envs; pass one int to count up from it"
+            )
+        self._simulation.seed(seeds)
+        self._simulation.reset(self._all)
+        self._steps[:] = 0
+        self._finished[:] = False
+        self._ready = True
+        return self._simulation.observe(self._all), self._infos(np.zeros(self.num_envs))
+
+    def step(
+        self, actions: FloatArray
+    ) -> tuple[FloatArray, FloatArray, BoolArray, BoolArray, dict[str, Any]]:
+        """Advance every copy by 0.02 s; under NEXT_STEP, finished ones are reset instead.
+
+        Raises:
+            ValueError: If the actions have the wrong shape or hold NaN.
+            RuntimeError: If a simulation diverged.
+        """
+        clipped = _checked_actions(actions, (self.num_envs, 2))
+        _check_ready(self._ready)
+        reward, cost = np.zeros(self.num_envs), np.zeros(self.num_envs)
+        terminated = np.zeros(self.num_envs, dtype=np.bool_)
+        # Under SAME_STEP nothing is left unfinished between two steps, so this is empty.
+        renewed, stepped = np.flatnonzero(self._finished), np.flatnonzero(~self._finished)
+        if len(stepped):
+            self._ready = False  # in case the simulation diverges
+            result = self._simulation.step(stepped, clipped[stepped])
+            reward[stepped], cost[stepped] = result.reward, result.cost
+            terminated[stepped] = result.terminated
+            self._steps[stepped] += 1
+            self._ready = True
+        if len(renewed):
+            self._begin(renewed)
+        truncated = self._steps >= self._max_episode_steps
+        done = terminated | truncated
+        obs = self._simulation.observe(self._all)
+        infos = self._infos(cost)
+        if self._same_step and done.any():
+            infos["final_obs"], infos["_final_obs"] = obs, done
+            ended = np.flatnonzero(done)
+            self._begin(ended)
+            obs = obs.copy()
+            obs[ended] = self._simulation.observe(ended)
+        elif not self._same_step:
+            self._finished = done
+        return obs, reward, terminated, truncated, infos
+
+    def _begin(self, ids: NDArray[np.intp]) -> None:
+        self._simulation.reset(ids)
+        self._steps[ids] = 0
+
+    def _infos(self, cost: FloatArray) -> dict[str, Any]:
+        return {"cost": cost, "_cost": np.ones(self.num_envs, dtype=np.bool_)}
+
+
+class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
+    """One navigation task of Safety-Gymnasium; `info["cost"]` is the cost of the step, 0 or 1.
+
+    It has no time limit of its own: `gymnasium.make` adds the one of the registered id.
+    `reset(seed=s)` gives the layout that Safety-Gymnasium 1.0.0 gives for seed s.
+
+    Args:
+        task: "Goal1" or "Button1".
+        render_mode: None; there is no rendering.
+
+    Raises:
+        ValueError: If an argument is not one of those above.
+    """
+
+    def __init__(self, *, task: str = "Goal1", render_mode: str | None = None) -> None:
+        _check_render_mode(render_mode)
+        found = _find_task(task)
+        self.metadata = {"render_modes": []}
+        self.observation_space, self.action_space = _spaces(found)
+        self._simulation = NavigationSimulation(found, num_envs=1, num_threads=1)
+        self._only = np.zeros(1, dtype=np.intp)
+        self._ready = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Begin a new episode; without a seed, go on with the stream of random numbers."""
+        _check_options(options)
+        super().reset(seed=seed)
+        self._simulation.seed([seed])
+        self._simulation.reset(self._only)
+        self._ready = True
+        return self._simulation.observe(self._only)[0], {"cost": 0.0}
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
+        """Advance by 0.02 s.
+
+        Raises:
+            ValueError: If the action has the wrong shape or holds NaN.
+            RuntimeError: If the simulation diverged.
+        """
+        clipped = _checked_actions(action, (2,))
+        _check_ready(self._ready)
+        self._ready = False  # in case the simulation diverges
+        result = self._simulation.step(self._only, clipped[None])
+        self._ready = True
+        obs = self._simulation.observe(self._only)[0]
+        info = {"cost": float(result.cost[0])}
+        return obs, float(result.reward[0]), bool(result.terminated[0]), False, info
+
+
+def _find_task(name: str) -> Task:
+    if name not in TASKS:
+        close = difflib.get_close_matches(str(name), TASKS, n=1, cutoff=0.3) or list(TASKS)
+        raise ValueError(
+            f"task must be one of {', '.join(TASKS)}, got {name!r}; did you mean {close[0]!r}?"
+        )
+    return TASKS[name]
+
+
+def _spaces(task: Task) -> tuple[Box, Box]:
+    """Observation and action space of one copy."""
+    low, high = np.full(task.obs_dim, -np.inf), np.full(task.obs_dim, np.inf)
+    low[NUM_SENSORS:], high[NUM_SENSORS:] = 0, 1  # lidars
+    return Box(low, high, dtype=np.float64), Box(-1, 1, (2,), dtype=np.float64)
+
+
+def _checked_actions(actions: object, shape: tuple[int, ...]) -> FloatArray:
+    given = np.asarray(actions, dtype=np.float64)
+    if given.shape != shape:
+        raise ValueError(
+            f"actions must have shape {shape}, got {given.shape}; each action is (thrust, turn)"
+        )
+    if np.isnan(given).any():
+        rows = np.flatnonzero(np.isnan(given.reshape(-1, 2)).any(axis=1))
+        raise ValueError(
+            f"actions must be numbers, got NaN for envs {rows.tolist()}; look at what made them"
+        )
+    return np.clip(given, -1.0, 1.0)
+
+
+def _check_ready(ready: bool) -> None:  # noqa: FBT001
+    if not ready:
+        raise RuntimeError(
+            "an environment must be reset before its first step and after an error; call reset()"
+        )
+
+
+def _check_at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def _check_render_mode(render_mode: str | None) -> None:
+    if render_mode is not None:
+        raise ValueError(
+            f"the robotics tasks cannot be rendered, got render_mode={render_mode!r}; pass None"
+        )
+
+
+def _check_options(options: dict[str, Any] | None) -> None:
+    if options:
+        raise ValueError(
+            f"reset takes no options, got {sorted(options)}; leave options=None to reset every env"
+        )
