@@ -4,12 +4,12 @@
 run's episodes for `ppo_lag_pbcrl.py --dataset FOLDER`.
 """
 
-# ruff: noqa: D103 - the functions of a script are read in place
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Args:
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
         layer = nn.Linear(fan_in, fan_out)
         nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
@@ -194,7 +194,7 @@ def check_finite(name: str, values: np.ndarray, step: int) -> None:
 def play(
     agent: Agent, env_id: str, *, episodes: int, seed: int, deterministic: bool
 ) -> tuple[np.ndarray, list[Trajectory]]:
-    """Play one episode in each of `episodes` freshly seeded envs; return returns and trajectories."""
+    """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
     envs = make_envs(env_id, episodes)
     low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
     noise = torch.Generator().manual_seed(seed)

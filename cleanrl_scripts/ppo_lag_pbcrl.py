@@ -1,17 +1,17 @@
-"""PbCRL: learn a cost and its limit from preferences, and train PPO-Lagrangian under them (Alg. 1).
+"""PbCRL: learn a cost and its limit from preferences, train PPO-Lagrangian under them (Alg. 1).
 
-Four phases: collect episodes with `ppo_lag.py` (unless `--dataset` names some), have an oracle label
-pairs of them, pretrain the cost model, then train the policy while fine-tuning the cost model on
-labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-lr 0` is PPO-BT.
+Four phases: collect episodes with `ppo_lag.py` (unless `--dataset` names some), have an oracle
+label pairs of them, pretrain the cost model, then train the policy while fine-tuning the cost model
+on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-lr 0` is PPO-BT.
 """
 
-# ruff: noqa: D103 - the functions of a script are read in place
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ class Args:
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for i, (fan_in, fan_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
         layer = nn.Linear(fan_in, fan_out)
         nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
@@ -296,7 +296,7 @@ def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> d
 def play(
     agent: Agent, env_id: str, *, episodes: int, seed: int, deterministic: bool
 ) -> tuple[np.ndarray, list[Trajectory]]:
-    """Play one episode in each of `episodes` freshly seeded envs; return returns and trajectories."""
+    """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
     envs = make_envs(env_id, episodes)
     low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
     noise = torch.Generator().manual_seed(seed)
@@ -414,15 +414,15 @@ def train(args: Args) -> None:
                     max_epochs=args.pretrain_epochs,
                     patience=args.patience,
                     on_evaluation=lambda steps, e: run.say(
-                        f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, pairs "
-                        f"{e.pair_accuracy:.3f}, safety {e.safety_accuracy:.3f}, sd {e.cost_std:.2f}"
+                        f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy of "
+                        f"pairs {e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
                     ),
                 )
                 pretrained = report(cost_model, test, limit)
                 run.say(
                     f"   on {len(test)} test episodes: balanced accuracy "
-                    f"{pretrained['balanced_accuracy']:.3f} (base rate {pretrained['base_rate']:.3f}), "
-                    f"pairs {pretrained['pair_accuracy']:.3f}"
+                    f"{pretrained['balanced_accuracy']:.3f} (base rate "
+                    f"{pretrained['base_rate']:.3f}), pairs {pretrained['pair_accuracy']:.3f}"
                 )
             save()
         except KeyboardInterrupt:

@@ -21,12 +21,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import pbcrl_envs
 import tyro
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+import pbcrl_envs
 from pbcrl import MissingCostError, PbcrlError, StorageError
 
 INTERRUPTED = 130
@@ -40,7 +40,7 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     `autoreset_mode` argument; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
 
     Raises:
-        ValueError: If the id is unknown (the nearest known ones are named) or its spaces do not fit.
+        ValueError: If the id is unknown (the nearest are named) or its spaces do not fit.
     """
     try:
         spec = gym.spec(env_id)
@@ -62,8 +62,8 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     ]:
         if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
             raise ValueError(
-                f"the scripts need a flat Box {name} space, {env_id} has {space}; wrap the env, for "
-                "example with gymnasium.wrappers.FlattenObservation, and register that"
+                f"the scripts need a flat Box {name} space, {env_id} has {space}; wrap the env, "
+                "for example with gymnasium.wrappers.FlattenObservation, and register that"
             )
     return envs
 
@@ -109,7 +109,7 @@ def require_cost(costs: np.ndarray | None, env_id: str) -> np.ndarray:
     if costs is None:
         raise MissingCostError(
             f"the true cost is needed here, but {env_id} reports none; put a number into "
-            "info['cost'] at every step of the env (pbcrl_envs.check_cost_env tells whether it is right)"
+            "info['cost'] at every step (pbcrl_envs.check_cost_env tells whether it is right)"
         )
     return costs
 
@@ -206,8 +206,7 @@ class Run:
             self._bar = None
         (self.folder / "summary.json").write_text(json.dumps(_plain(summary), indent=2) + "\n")
         self.say(f"== summary ({self.folder / 'summary.json'})")
-        for key, value in summary.items():
-            self.say(f"   {key:<22}{_shown(value)}")
+        print_table(summary)
 
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
@@ -223,6 +222,13 @@ def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | No
         sys.exit(INTERRUPTED)
 
 
+def print_table(values: Mapping[str, Any]) -> None:
+    """Print one line per entry; what is undefined is a dash."""
+    width = max(map(len, values)) + 2
+    for key, value in values.items():
+        print(f"   {key:<{width}}{_shown(value)}")
+
+
 def _finite(value: object) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -236,6 +242,8 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
     if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
-    return "-" if value is None else str(value)
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

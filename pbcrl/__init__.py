@@ -4,7 +4,8 @@ The pieces, in the order in which data flows through them; each can be used alon
 
 - `PreferenceCostWrapper`, `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]` of
   any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`).
-- An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` from true costs, a person from looking.
+- An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` does from true costs, a person
+  from looking.
 - `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
 - `CostModel` is c_ψ(s, a); `CostModelTrainer` fits it by `pbci_loss` with a `DeadZone`.
 - `LagrangeMultiplier` prices the learned cost while a policy is trained.

@@ -1,7 +1,7 @@
 """Where labelled pairs are kept: each trajectory once, pairs as indices into them.
 
-Knows nothing of models. Trajectories are kept by reference, so those of a memory-mapped dataset stay
-on disk.
+Knows nothing of models. Trajectories are kept by reference, so those of a memory-mapped dataset
+stay on disk.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Pairs = NDArray[np.int64]
 def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generator) -> Pairs:
     """Draw distinct pairs of trajectories, each in random order.
 
-    What limits a cost model is the number of different trajectories, not of pairs, so every trajectory
-    is used once before any is used again: pairs are cut from one random permutation after another.
+    What limits a cost model is the number of different trajectories, not of pairs, so every one is
+    used before any is used again: pairs are cut from one random permutation after another.
     Random order matters too: with the safer one always first, the label entropy of Eq. 9 is 0.
 
     Args:
@@ -118,7 +118,7 @@ class PreferenceBuffer:
         )
 
     def batch(self, indices: NDArray[np.integer]) -> PairBatch:
-        """Return labelled pairs by their position, int (B,), over the unique trajectories in them."""
+        """Return labelled pairs by position, int (B,), over the unique trajectories in them."""
         unique, inverse = np.unique(self._pairs[indices], return_inverse=True)
         labels = torch.from_numpy(self._labels[indices])
         return PairBatch(
@@ -144,8 +144,8 @@ class PreferenceBuffer:
         num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
         if num_safe == 0 or num_unsafe == 0:
             raise LabelError(
-                "a limit lies between safe and unsafe trajectories, so both labels must occur: got "
-                f"{num_safe} safe and {num_unsafe} unsafe; add trajectories of the missing kind, or "
+                "a limit lies between safe and unsafe trajectories, so both labels must occur: "
+                f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, or "
                 "check the cost limit of the oracle"
             )
 
@@ -158,7 +158,7 @@ class PreferenceBuffer:
         outside = (rows < 0) | (rows >= len(self.trajectories))
         if outside.any() or (rows[:, 0] == rows[:, 1]).any():
             raise ValueError(
-                f"a pair must name two different ones of the {len(self.trajectories)} trajectories, "
+                f"a pair must name two different trajectories of {len(self.trajectories)}, "
                 f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
             )
         return rows.astype(np.int64)

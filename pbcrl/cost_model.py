@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class CostModel(nn.Module):
         self.hidden_sizes = tuple(hidden_sizes)
         self.discount = discount
         layers: list[nn.Module] = []
-        for fan_in, fan_out in zip(sizes[:-1], sizes[1:], strict=True):
+        for fan_in, fan_out in pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
         last = nn.Linear(sizes[-1], 1)
         nn.init.zeros_(last.weight)
@@ -110,7 +111,8 @@ class CostModel(nn.Module):
             )
         if mask is not None:
             step_cost = step_cost.masked_fill(~mask, 0.0)
-        return step_cost.sum(dim=1)
+        total: Tensor = step_cost.sum(dim=1)
+        return total
 
     @torch.no_grad()
     def step_cost(
@@ -137,8 +139,8 @@ class CostModel(nn.Module):
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
 
-        They are part of the checkpoint and do not follow later data: a model whose inputs drift would
-        give another cost to the same step. A feature that never varies keeps the scale 1.
+        They are part of the checkpoint and do not follow later data: a model whose inputs drift
+        would give another cost to the same step. A feature that never varies keeps the scale 1.
 
         Raises:
             ValueError: If there is no trajectory.

@@ -1,4 +1,4 @@
-"""The states that a caller may want to catch; wrong arguments are plain `ValueError` or `TypeError`.
+"""The states that a caller may want to catch; wrong arguments are plain `ValueError`s.
 
 Every message has three parts: the rule, what was found, what to do next.
 """
@@ -9,7 +9,7 @@ class PbcrlError(Exception):
 
 
 class MissingCostError(PbcrlError):
-    """A true cost was needed where none was reported: no `info["cost"]`, or a trajectory without costs."""
+    """A true cost was needed where none was reported: no `info["cost"]`, or no recorded costs."""
 
 
 class NonFiniteError(PbcrlError):
@@ -21,7 +21,7 @@ class BudgetError(PbcrlError):
 
 
 class LabelError(PbcrlError):
-    """A set of labels cannot train a cost model: it is empty, one-sided or does not fit its queries."""
+    """Labels that cannot train a cost model: none, one-sided, or not fitting their queries."""
 
 
 class StorageError(PbcrlError):
@@ -37,4 +37,4 @@ class FormatVersionError(StorageError):
 
 
 class MismatchError(StorageError):
-    """A file is sound but belongs to something else: another environment, other spaces, another kind."""
+    """A file is sound but belongs to something else: another environment, spaces or kind."""

@@ -90,8 +90,8 @@ class SyntheticOracle:
         left = math.inf if self.budget is None else self.budget - self._queries_used
         if len(queries) > left:
             raise BudgetError(
-                f"the oracle's budget of {self.budget} queries must not be passed: {left} are left, "
-                f"{len(queries)} were asked; ask fewer, or raise the budget"
+                f"the oracle's budget of {self.budget} queries must not be passed: {left} are "
+                f"left, {len(queries)} were asked; ask fewer, or raise the budget"
             )
         labels = [self._answer(query.first.true_cost, query.second.true_cost) for query in queries]
         self._queries_used += len(queries)
@@ -109,9 +109,7 @@ class SyntheticOracle:
 
     def _flip(self, probability: float) -> bool:
         # No draw without noise, so that exact labels need no generator.
-        return (
-            probability > 0 and self._rng is not None and bool(self._rng.random() < probability)
-        )
+        return probability > 0 and self._rng is not None and bool(self._rng.random() < probability)
 
 
 class ReplayOracle:
@@ -142,8 +140,8 @@ class ReplayOracle:
         start, stop = self._queries_used, self._queries_used + len(queries)
         if stop > len(self._labels):
             raise BudgetError(
-                f"a replay cannot answer more queries than were recorded: {len(self._labels)} labels, "
-                f"{stop} queries; repeat the run with the arguments it was recorded with"
+                f"a replay cannot answer more queries than were recorded: {len(self._labels)} "
+                f"labels, {stop} queries; repeat the run with the arguments it was recorded with"
             )
         self._queries_used = stop
         return self._labels[start:stop]

@@ -1,8 +1,8 @@
 """Training of the cost model: offline pretraining and online fine-tuning (Eq. 10, `eq:finetune`).
 
-Memory stays constant at any batch size: pair and variance terms need all costs of a batch together, so
-a gradient step scores the trajectories in chunks, takes the gradient of the loss with respect to
-those costs, and scores each chunk again to carry it to the weights. The result is the exact gradient.
+Memory stays constant at any batch size: pair and variance terms need all costs of a batch together,
+so a gradient step scores the trajectories in chunks, takes the gradient of the loss with respect to
+those costs, and scores each chunk again to carry it to the weights: the exact gradient.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pbcrl.trajectory import PairBatch
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `CostModelTrainer.evaluate` measures over a buffer's labelled pairs; NaN where undefined."""
+    """What `CostModelTrainer.evaluate` measures over labelled pairs; NaN where undefined."""
 
     preference_loss: float
     """Eq. 4, nats per pair."""
@@ -52,7 +52,7 @@ class CostModelTrainer:
         model: Trained in place.
         dead_zone: δ of Eq. 8; fixed in pretraining, moved by the caller online.
         snr_weight: ζ of Eq. 9.
-        max_std: sd(C_ψ) from which the variance term no longer pulls; None is the paper's bare Eq. 9.
+        max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
         lr: Adam's step size.
         batch_size: Pairs per gradient step.
         rng: Order of the pairs.
@@ -81,7 +81,9 @@ class CostModelTrainer:
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats."""
-        cost = torch.cat([self._score(chunk) for chunk in padded_chunks(batch.trajectories)])  # (U,)
+        cost = torch.cat(
+            [self._score(chunk) for chunk in padded_chunks(batch.trajectories)]
+        )  # (U,)
         cost.requires_grad_()
         loss = self._loss(cost, batch)
         (cost_grad,) = torch.autograd.grad(loss, cost)

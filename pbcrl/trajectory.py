@@ -1,7 +1,7 @@
 """The data that flows through the package: trajectories, questions about them, answers.
 
-Knows nothing of environments, models or losses. A *trajectory* is one whole episode; a *query* shows
-two of them to an oracle; a *label* is its answer.
+Knows nothing of environments, models or losses. A *trajectory* is one whole episode; a *query*
+shows two of them to an oracle; a *label* is its answer.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ FloatArray = NDArray[np.float32]
 class Trajectory:
     """One finished episode of T >= 1 steps; the arrays share the leading axis T.
 
-    The final observation is not stored: the cost model reads (s_t, a_t) pairs only. float32 input is
-    kept as it is, without a copy (so a memory-mapped array stays on disk); other dtypes are cast.
+    The final observation is not stored: the cost model reads (s_t, a_t) pairs only. float32 input
+    is kept without a copy (so a memory-mapped array stays on disk); other dtypes are cast.
 
     Raises:
         ValueError: If the shapes do not fit each other, or there is no step.

@@ -1,0 +1,202 @@
+"""Play a saved run on freshly seeded envs and say what it returns and costs, with intervals.
+
+`python cleanrl_scripts/evaluate.py runs/NAME` takes a run of `ppo_lag.py` or `ppo_lag_pbcrl.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import tyro
+from run_io import main, make_envs, print_table, require_cost, resolve_cost_limit
+from torch import Tensor, nn
+
+from pbcrl import (
+    CostModel,
+    MismatchError,
+    StorageError,
+    Trajectory,
+    TrajectoryRecorder,
+    bias,
+    cost_model_report,
+    load_tensors,
+    step_costs,
+)
+
+# -- Args ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Args:
+    run: Annotated[str, tyro.conf.Positional]
+    """folder of the run"""
+    env_id: str | None = None
+    """where to play; default: where it was trained; another one needs the same spaces"""
+    cost_limit: float | None = None
+    """d, highest safe episode cost; default: the one of the run, or the task's own"""
+    episodes: int = 100
+    """episodes, each in an env of its own"""
+    seed: int = 1_000_000
+    """of the first env; env i gets seed + i"""
+    stochastic: bool = False
+    """sample actions instead of taking their mean"""
+    torch_threads: int = 2
+    """threads of PyTorch"""
+
+
+# -- Agent -----------------------------------------------------------------------------------------
+
+
+def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+        last = i == len(sizes) - 2
+        layer = nn.Linear(fan_in, fan_out)
+        nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
+        nn.init.zeros_(layer.bias)
+        layers += [layer] if last else [layer, nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class Agent(nn.Module):
+    """Gaussian policy and two critics, for reward and cost, on running-normalised observations."""
+
+    obs_mean: Tensor
+    obs_var: Tensor
+    obs_count: Tensor
+
+    def __init__(
+        self,
+        obs_dim: int,
+        act_dim: int,
+        *,
+        hidden_sizes: tuple[int, ...] = (256, 256, 256),
+        initial_log_std: float = -0.5,
+    ) -> None:
+        super().__init__()
+        self.mean = mlp([obs_dim, *hidden_sizes, act_dim], last_gain=0.01)
+        self.log_std = nn.Parameter(torch.full((act_dim,), initial_log_std))
+        self.critic_r = mlp([obs_dim, *hidden_sizes, 1], last_gain=1.0)
+        self.critic_c = mlp([obs_dim, *hidden_sizes, 1], last_gain=1.0)
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_var", torch.ones(obs_dim))
+        self.register_buffer("obs_count", torch.tensor(1e-4, dtype=torch.float64))
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        return ((obs - self.obs_mean) / (self.obs_var + 1e-8).sqrt()).clamp(-10, 10)
+
+    @torch.no_grad()
+    def update_normalizer(self, obs: Tensor) -> None:
+        """Fold a batch into the running moments (Chan et al.), (B, obs_dim)."""
+        var, mean = torch.var_mean(obs, dim=0, correction=0)
+        total = self.obs_count + len(obs)
+        share = len(obs) / float(total)
+        delta = mean - self.obs_mean
+        self.obs_var.mul_(1 - share).add_(share * var + share * (1 - share) * delta**2)
+        self.obs_mean.add_(share * delta)
+        self.obs_count.copy_(total)
+
+    def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
+        return -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+
+    def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
+        return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
+
+
+def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
+    """Compare learned with true episode costs; the learner never sees these numbers."""
+    true = np.array([episode.true_cost for episode in episodes])
+    return cost_model_report(cost_model.score(episodes), true, limit)
+
+
+@torch.no_grad()
+def play(
+    agent: Agent, env_id: str, *, episodes: int, seed: int, deterministic: bool
+) -> tuple[np.ndarray, list[Trajectory]]:
+    """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
+    envs = make_envs(env_id, episodes)
+    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    noise = torch.Generator().manual_seed(seed)
+    recorder = TrajectoryRecorder(episodes)
+    returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
+    trajectories: list[Trajectory | None] = [None] * episodes
+    obs, _ = envs.reset(seed=seed)
+    while running.any():
+        action = agent.mean(agent.normalize(torch.as_tensor(obs, dtype=torch.float32)))
+        if not deterministic:
+            action += agent.log_std.exp() * torch.randn(action.shape, generator=noise)
+        executed = np.clip(action.numpy(), low, high)
+        next_obs, reward, terminated, truncated, infos = envs.step(executed)
+        done = terminated | truncated
+        costs = require_cost(step_costs(infos, episodes, done), env_id)
+        finished = recorder.record(obs, executed, costs, done)
+        returns += reward * running
+        for i, trajectory in zip(np.flatnonzero(done), finished, strict=True):
+            trajectories[i] = trajectories[i] or trajectory
+        running &= ~done
+        obs = next_obs
+    envs.close()
+    return returns, [trajectory for trajectory in trajectories if trajectory is not None]
+
+
+def interval(values: np.ndarray) -> float:
+    """Half-width of the normal 95 % interval of the mean."""
+    return float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
+
+
+def evaluate(args: Args) -> None:
+    torch.set_num_threads(args.torch_threads)
+    folder = Path(args.run)
+    try:
+        trained = json.loads((folder / "args.json").read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"a run's folder holds args.json, {folder} has none that can be read ({error}); "
+            "give the folder that the training script named"
+        ) from error
+    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
+    env_id = args.env_id or meta["env_id"]
+    same_task = env_id == meta["env_id"]
+    given = trained["cost_limit"] if args.cost_limit is None and same_task else args.cost_limit
+    limit = resolve_cost_limit(env_id, given)
+    envs = make_envs(env_id, 1)
+    found = envs.single_observation_space.shape + envs.single_action_space.shape  # type: ignore[operator]
+    envs.close()
+    if found != (meta["obs_dim"], meta["act_dim"]):
+        raise MismatchError(
+            f"{env_id} has (obs_dim, act_dim) = {found}, the agent was trained on "
+            f"{meta['env_id']} with {(meta['obs_dim'], meta['act_dim'])}; play it there"
+        )
+    agent = Agent(meta["obs_dim"], meta["act_dim"], hidden_sizes=tuple(meta["hidden_sizes"]))
+    agent.load_state_dict(tensors)
+    returns, episodes = play(
+        agent, env_id, episodes=args.episodes, seed=args.seed, deterministic=not args.stochastic
+    )
+    true = np.array([episode.true_cost for episode in episodes])
+    result = {
+        "env_id": env_id,
+        "episodes": args.episodes,
+        "policy": "stochastic" if args.stochastic else "deterministic",
+        "return": float(returns.mean()),
+        "return_interval": interval(returns),
+        "true_cost": float(true.mean()),
+        "true_cost_interval": interval(true),
+        "cost_limit": limit,
+        "bias": bias(float(true.mean()), limit) if np.isfinite(limit) else None,
+    }
+    if (folder / "cost_model.safetensors").exists():
+        cost_model, _ = CostModel.load(folder / "cost_model.safetensors")
+        result["learned_cost"] = float(cost_model.score(episodes).mean())
+        result |= report(cost_model, episodes, limit)
+    print_table(result)
+
+
+if __name__ == "__main__":
+    main(evaluate, Args)
