@@ -66,7 +66,8 @@ def step_costs(
             autoreset. None if all are.
 
     Returns:
-        True cost per step, (N,), 0 where not `valid`; None if no valid row reports one.
+        True cost per step, (N,), 0 where not `valid`; None if no valid row reports one. All zero
+        if all envs reset in this step, since none could report.
 
     Raises:
         MissingCostError: If some valid rows report a cost and others do not.
@@ -85,7 +86,7 @@ def step_costs(
     real = np.broadcast_to(np.asarray(True if valid is None else valid, np.bool_), (num_envs,))
     missing = real & ~reported
     reported &= real
-    if not reported.any():
+    if real.any() and not reported.any():
         return None
     if missing.any():
         raise MissingCostError(
@@ -103,12 +104,10 @@ class TrajectoryRecorder:
     array writes per step, whatever N: an environment is looked at alone only when its episode ends.
 
     Args:
-        num_envs: N.
-        obs_dim: Size of one flat observation.
-        act_dim: Size of one flat action.
+        num_envs: N. The sizes of the rows are those of the first step.
 
     Raises:
-        ValueError: If a size is not positive.
+        ValueError: If `num_envs` is not positive.
     """
 
     lengths: NDArray[np.int64]
@@ -116,18 +115,13 @@ class TrajectoryRecorder:
     reports_costs: bool | None
     """Whether the episodes have costs, as of the last step; None before the first one."""
 
-    def __init__(self, num_envs: int, obs_dim: int, act_dim: int) -> None:
-        if min(num_envs, obs_dim, act_dim) < 1:
-            raise ValueError(
-                "num_envs, obs_dim and act_dim must be positive, got "
-                f"{num_envs}, {obs_dim} and {act_dim}"
-            )
+    def __init__(self, num_envs: int) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be positive, got {num_envs}")
         self.lengths = np.zeros(num_envs, np.int64)
         self.reports_costs = None
         self._all_rows = np.arange(num_envs)
-        self._obs = np.empty((num_envs, _FIRST_CAPACITY, obs_dim), np.float32)
-        self._actions = np.empty((num_envs, _FIRST_CAPACITY, act_dim), np.float32)
-        self._costs = np.empty((num_envs, _FIRST_CAPACITY), np.float32)
+        self._allocate(obs_dim=1, act_dim=1)
 
     def record(
         self,
@@ -156,6 +150,11 @@ class TrajectoryRecorder:
             MissingCostError: If costs appear or vanish within an episode; nothing is recorded.
             NonFiniteError: If an episode that ends holds NaN or an infinity.
         """
+        if self.reports_costs is None:  # first rows
+            self._allocate(
+                obs_dim=obs.shape[1] if obs.ndim == 2 else 1,
+                act_dim=actions.shape[1] if actions.ndim == 2 else 1,
+            )
         self._check_shapes(obs=obs, actions=actions, costs=costs, done=done, valid=valid)
         done = done.astype(np.bool_, copy=False)  # as an integer it would index
         rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
@@ -198,6 +197,12 @@ class TrajectoryRecorder:
             self._actions[row, :steps].copy(),
             self._costs[row, :steps].copy() if self.reports_costs else None,
         )
+
+    def _allocate(self, *, obs_dim: int, act_dim: int) -> None:
+        rows = (len(self.lengths), _FIRST_CAPACITY)
+        self._obs = np.empty((*rows, obs_dim), np.float32)
+        self._actions = np.empty((*rows, act_dim), np.float32)
+        self._costs = np.empty(rows, np.float32)
 
     def _grow(self) -> None:
         # Doubling: the copies of a whole episode cost less than writing its rows did.
@@ -252,7 +257,7 @@ class PreferenceCostWrapper(
         _require_bare(env)
         _require_flat_spaces(env.observation_space, env.action_space, cost_model)
         self.cost_model = cost_model
-        self._recorder = TrajectoryRecorder(1, cost_model.obs_dim, cost_model.act_dim)
+        self._recorder = TrajectoryRecorder(1)
         self._obs: FloatArray | None = None  # s_t, (1, obs_dim); None: reset first
         self._ended = False
         self._has_warned = False
@@ -361,7 +366,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             )
         self.cost_model = cost_model
         self._resets_next_step = mode is AutoresetMode.NEXT_STEP
-        self._recorder = TrajectoryRecorder(envs.num_envs, cost_model.obs_dim, cost_model.act_dim)
+        self._recorder = TrajectoryRecorder(envs.num_envs)
         self._obs: FloatArray | None = None  # s_t, (N, obs_dim); None: reset first
         self._valid = np.ones(envs.num_envs, np.bool_)  # false: the next step only resets
         self._has_warned = False
@@ -422,8 +427,8 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         _require_finite("obs", next_rows, obs_step)
         _require_finite("reward", np.asarray(rewards), step)
         true_cost = step_costs(env_infos, self.num_envs, done, valid=valid)
-        if true_cost is None and self._recorder.reports_costs and not valid.any():
-            true_cost = np.zeros(self.num_envs, np.float32)  # all resetting: no env could report
+        if not valid.any() and not self._recorder.reports_costs:
+            true_cost = None  # all envs reset in this step, and they report no costs
         infos = {**env_infos, "cost": np.where(valid, learned_cost, np.float32(0)), "_cost": valid}
         if true_cost is not None:
             _require_finite("cost", true_cost, step)
@@ -444,10 +449,12 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         step: NDArray[np.int64],
     ) -> dict[str, Any]:
         entries = np.full(self.num_envs, None, dtype=object)
+        final_obs = np.zeros((self.num_envs, self.cost_model.obs_dim))
         for row, trajectory in zip(np.flatnonzero(ended), finished, strict=True):
             entries[row] = trajectory
             if "final_obs" in infos:
-                _require_finite("obs", np.asarray(infos["final_obs"][row])[None], step[[row]])
+                final_obs[row] = infos["final_obs"][row]
+        _require_finite("obs", final_obs, step)
         ending: dict[str, Any] = {"trajectory": entries, "_trajectory": ended}
         if "final_info" in infos:
             # What reads costs there must not find the true one under the learned one's name.
