@@ -86,7 +86,9 @@ class LayoutStream:
     def draw_index(self, num: int) -> int:
         """Draw one of `num` equally likely indices."""
         self._put_back()
-        return int(self._rng.choice(num))
+        index = int(self._rng.choice(num))
+        self._mark = self._rng.get_state()
+        return index
 
     def _try_layout(self) -> FloatArray | None:
         positions = np.empty((len(self._keepouts), 2))

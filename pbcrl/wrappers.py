@@ -1,0 +1,587 @@
+"""From Gymnasium environments to learned costs and finished trajectories, single and vectorised.
+
+A wrapper scores every step with a cost model, so that code which reads `info["cost"]` trains on the
+learned cost unchanged, and hands out each finished episode as a `Trajectory`. Knows nothing of
+labels, limits or training.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers import Autoreset
+from numpy.typing import ArrayLike, NDArray
+
+from pbcrl.cost_model import CostModel
+from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.trajectory import FloatArray, Trajectory
+
+BoolArray = NDArray[np.bool_]
+
+_FIRST_CAPACITY = 128
+
+
+def finished_trajectories(infos: Mapping[str, Any]) -> list[Trajectory]:
+    """Return the episodes that ended in this step, in the order of their environments.
+
+    Takes what `step` of either wrapper returned, or a Gymnasium vector env over single wrappers in
+    either autoreset mode; no episode gives an empty list.
+
+    Args:
+        infos: The info of a single env or of a vector env.
+    """
+    found: list[Trajectory] = []
+    if isinstance(infos.get("final_info"), Mapping):
+        found += finished_trajectories(infos["final_info"])
+    entry = infos.get("trajectory")
+    if isinstance(entry, Trajectory):
+        found.append(entry)
+    elif entry is not None:
+        found += [trajectory for trajectory in entry if trajectory is not None]
+    return found
+
+
+def step_costs(
+    infos: Mapping[str, Any], num_envs: int, done: ArrayLike, *, valid: ArrayLike | None = None
+) -> FloatArray | None:
+    """Return the environments' own cost of one vectorised step, wherever the infos hold it.
+
+    With SAME_STEP autoreset, Gymnasium's vector envs move the last step of an episode into
+    `infos["final_info"]`, since `infos["cost"]` then speaks of the reset. A batched env may keep
+    every step in `infos["cost"]`; both are read. Report costs as floats: Gymnasium takes the type
+    of the array from the first env that reports, and an int there truncates the others.
+
+    Args:
+        infos: Infos of a vector env whose envs report `info["cost"]`, before any of our wrappers.
+        num_envs: N.
+        done: Which episodes ended in this step, bool (N,).
+        valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
+            autoreset. None if all are.
+
+    Returns:
+        True cost per step, (N,), 0 where not `valid`; None if no valid row reports one. All zero
+        if all envs reset in this step, since none could report.
+
+    Raises:
+        MissingCostError: If some valid rows report a cost and others do not.
+        ValueError: If a reported cost is not one number per env.
+    """
+    costs = np.zeros(num_envs, np.float32)
+    reported = np.zeros(num_envs, np.bool_)
+    if "cost" in infos:
+        costs[:] = _cost_array(infos["cost"], (num_envs,))
+        reported[:] = infos.get("_cost", True)
+    final_info = infos.get("final_info", {})
+    if "cost" in final_info:
+        ended = np.asarray(done, np.bool_) & infos.get("_final_info", True)
+        costs[ended] = _cost_array(final_info["cost"], (num_envs,))[ended]
+        reported[ended] = np.broadcast_to(final_info.get("_cost", True), (num_envs,))[ended]
+    real = np.broadcast_to(np.asarray(True if valid is None else valid, np.bool_), (num_envs,))
+    missing = real & ~reported
+    reported &= real
+    if real.any() and not reported.any():
+        return None
+    if missing.any():
+        raise MissingCostError(
+            "either every env reports a cost at every step or none does, but env(s) "
+            f"{np.flatnonzero(missing).tolist()} of {num_envs} reported none; set info['cost'] in "
+            "every step of the env, and mark the reset steps of NEXT_STEP autoreset by `valid`"
+        )
+    return np.where(reported, costs, np.float32(0))
+
+
+class TrajectoryRecorder:
+    """Collects the rows of N environments that step together and hands out finished episodes.
+
+    The vector wrapper's memory, and usable without a cost model, to collect a dataset. Costs a few
+    array writes per step, whatever N: an environment is looked at alone only when its episode ends.
+
+    Args:
+        num_envs: N. The sizes of the rows are those of the first step.
+
+    Raises:
+        ValueError: If `num_envs` is not positive.
+    """
+
+    lengths: NDArray[np.int64]
+    """Steps so far of each unfinished episode, (N,). To be read only."""
+    reports_costs: bool | None
+    """Whether the episodes have costs, as of the last step; None before the first one."""
+
+    def __init__(self, num_envs: int) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be positive, got {num_envs}")
+        self.lengths = np.zeros(num_envs, np.int64)
+        self.reports_costs = None
+        self._all_rows = np.arange(num_envs)
+        self._allocate(obs_dim=1, act_dim=1)
+
+    def record(
+        self,
+        obs: NDArray[Any],
+        actions: NDArray[Any],
+        costs: NDArray[Any] | None,
+        done: BoolArray,
+        *,
+        valid: BoolArray | None = None,
+    ) -> list[Trajectory]:
+        """Add one step of every env; its arrays are copied.
+
+        Args:
+            obs: s_t, from before the step, (N, obs_dim).
+            actions: a_t as executed, (N, act_dim).
+            costs: True cost of the step, (N,), or None if the envs report none.
+            done: Episodes that ended with this step, terminated or truncated, bool (N,).
+            valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
+                autoreset, which are not recorded. None if all are.
+
+        Returns:
+            The episodes that ended, in the order of `np.flatnonzero(done)` over the valid rows.
+
+        Raises:
+            ValueError: If a shape is wrong.
+            MissingCostError: If costs appear or vanish within an episode; nothing is recorded.
+            NonFiniteError: If an episode that ends holds NaN or an infinity.
+        """
+        if self.reports_costs is None:  # first rows
+            self._allocate(
+                obs_dim=obs.shape[1] if obs.ndim == 2 else 1,
+                act_dim=actions.shape[1] if actions.ndim == 2 else 1,
+            )
+        self._check_shapes(obs=obs, actions=actions, costs=costs, done=done, valid=valid)
+        done = done.astype(np.bool_, copy=False)  # as an integer it would index
+        rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
+        if len(rows) == 0:
+            return []
+        has_costs = costs is not None
+        if has_costs is not self.reports_costs:
+            if self.lengths.any():
+                raise MissingCostError(
+                    "an episode has a true cost at every step or at none, but costs were "
+                    f"{'reported' if has_costs else 'missing'} at this step and "
+                    f"{'missing' if has_costs else 'reported'} at the one before; "
+                    "set info['cost'] in every step of the env"
+                )
+            self.reports_costs = has_costs
+        steps = self.lengths[rows]
+        if steps.max() == self._costs.shape[1]:
+            self._grow()
+        if len(rows) < len(self.lengths):
+            obs, actions = obs[rows], actions[rows]
+            costs = None if costs is None else costs[rows]
+        self._obs[rows, steps] = obs
+        self._actions[rows, steps] = actions
+        if costs is not None:
+            self._costs[rows, steps] = costs
+        self.lengths[rows] += 1
+        if not done.any():
+            return []
+        return [self._take(row) for row in rows[done[rows]].tolist()]
+
+    def drop_unfinished(self) -> None:
+        """Forget the rows of all unfinished episodes, as after a reset."""
+        self.lengths[:] = 0
+
+    def _take(self, row: int) -> Trajectory:
+        steps = int(self.lengths[row])
+        self.lengths[row] = 0
+        return Trajectory(
+            self._obs[row, :steps].copy(),
+            self._actions[row, :steps].copy(),
+            self._costs[row, :steps].copy() if self.reports_costs else None,
+        )
+
+    def _allocate(self, *, obs_dim: int, act_dim: int) -> None:
+        rows = (len(self.lengths), _FIRST_CAPACITY)
+        self._obs = np.empty((*rows, obs_dim), np.float32)
+        self._actions = np.empty((*rows, act_dim), np.float32)
+        self._costs = np.empty(rows, np.float32)
+
+    def _grow(self) -> None:
+        # Doubling: the copies of a whole episode cost less than writing its rows did.
+        self._obs = np.concatenate([self._obs, np.empty_like(self._obs)], axis=1)
+        self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
+        self._costs = np.concatenate([self._costs, np.empty_like(self._costs)], axis=1)
+
+    def _check_shapes(self, **given: NDArray[Any] | None) -> None:
+        for name, array in given.items():
+            shape: tuple[int, ...] = self.lengths.shape
+            if name == "obs":
+                shape += self._obs.shape[2:]
+            elif name == "actions":
+                shape += self._actions.shape[2:]
+            if array is not None and array.shape != shape:
+                raise ValueError(
+                    f"{name} must have one row per env, shape {shape}, got {array.shape}; "
+                    "pass the arrays of the vector env as they are"
+                )
+
+
+class PreferenceCostWrapper(
+    gym.Wrapper[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]],
+    gym.utils.RecordConstructorArgs,
+):
+    """Puts the learned cost of every step into `info["cost"]`, and records finished episodes.
+
+    Each step's info holds
+    `cost`: the learned cost of (s_t, a_t) under the model's present weights, per step;
+    `true_cost`: the env's own `info["cost"]`, for labels and reports only; absent if it has none;
+    `trajectory`: the finished `Trajectory`, at the last step of an episode only.
+
+    Put it outside `TimeLimit`, or it sees no episode end, and inside whatever changes observations:
+    the cost model must see raw observations, not drifting statistics. `reset` in mid-episode drops
+    the unfinished rows; a step after an episode's end is passed on but never recorded.
+
+    Args:
+        env: An env with 1-D Box observations and actions.
+        cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
+
+    Raises:
+        ValueError: If a space is no 1-D Box or does not fit the cost model, or if the env is
+            wrapped already or resets itself.
+    """
+
+    def __init__(self, env: gym.Env[NDArray[Any], NDArray[Any]], cost_model: CostModel) -> None:
+        # A deep copy of a network would silently stop following fine-tuning.
+        gym.utils.RecordConstructorArgs.__init__(
+            self, _disable_deepcopy=True, cost_model=cost_model
+        )
+        gym.Wrapper.__init__(self, env)
+        _require_bare(env)
+        _require_flat_spaces(env.observation_space, env.action_space, cost_model)
+        self.cost_model = cost_model
+        self._recorder = TrajectoryRecorder(1)
+        self._obs: FloatArray | None = None  # s_t, (1, obs_dim); None: reset first
+        self._ended = False
+        self._has_warned = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Start an episode; an unfinished one is dropped.
+
+        Raises:
+            NonFiniteError: If the observation holds NaN or an infinity.
+        """
+        self._obs = None
+        self._recorder.drop_unfinished()
+        self._ended = False
+        obs, info = self.env.reset(seed=seed, options=options)
+        rows = _float32("obs", obs, (self.cost_model.obs_dim,))[None]
+        _require_finite("obs", rows, np.zeros(len(rows), np.int64))
+        self._obs = rows
+        return obs, info
+
+    def step(self, action: NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """Step the env, with the action clipped to its bounds.
+
+        Raises:
+            NonFiniteError: If the action, or what the env returned, holds NaN or an infinity. A bad
+                action leaves the episode as it was; the others end it unrecorded.
+            MissingCostError: If the env reports a cost at some steps of an episode only.
+            ResetNeeded: If there was no reset since the start or since an error.
+            ValueError: If the shape of the action or of the env's cost is wrong.
+        """
+        if self._obs is None:
+            raise ResetNeeded(_RESET_FIRST)
+        action, clipped = _clipped(action, self.env.action_space)
+        if clipped and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
+        executed = _float32("action", action, (self.cost_model.act_dim,))[None]
+        step = self._recorder.lengths + 1
+        learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)
+        _require_finite("learned cost", learned_cost, step)
+
+        # An error from here on leaves the env in an unknown state: reset first.
+        obs, self._obs = self._obs, None
+        next_obs, reward, terminated, truncated, env_info = self.env.step(action)
+        next_rows = _float32("obs", next_obs, (self.cost_model.obs_dim,))[None]
+        _require_finite("obs", next_rows, step)
+        _require_finite("reward", np.array([reward], np.float64), step)
+        done = bool(terminated or truncated)
+        info = {**env_info, "cost": float(learned_cost[0])}  # a copy: the env may reuse its dict
+        true_cost = None
+        if "cost" in env_info:
+            true_cost = _cost_array(env_info["cost"], ())[None]
+            _require_finite("cost", true_cost, step)
+            info["true_cost"] = float(true_cost[0])
+        if not self._ended:
+            for trajectory in self._recorder.record(obs, executed, true_cost, np.array([done])):
+                info["trajectory"] = trajectory
+            self._ended = done
+        self._obs = next_rows
+        return next_obs, float(reward), bool(terminated), bool(truncated), info
+
+
+class PreferenceCostVectorWrapper(VectorWrapper):
+    """`PreferenceCostWrapper` for vector envs: one call of the cost model per step for all of them.
+
+    Each step's infos hold
+    `cost`: learned cost of (s_t, a_t), float32 (N,), 0 on a reset step; `_cost`: real steps;
+    `true_cost`, `_true_cost`: likewise the envs' own `info["cost"]`; absent if they report none;
+    `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
+    absent if no episode ended. `finished_trajectories` reads them.
+
+    Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
+    with SAME_STEP the observation of a reset never joins the last action. In `infos["final_info"]`
+    the names `cost` and `true_cost` mean the same as outside it.
+
+    Args:
+        envs: A vector env with 1-D Box observations and actions; its metadata names its autoreset
+            mode.
+        cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
+
+    Raises:
+        ValueError: If a space is no 1-D Box or does not fit the cost model, or if the autoreset
+            mode is not given or DISABLED.
+    """
+
+    def __init__(self, envs: VectorEnv, cost_model: CostModel) -> None:
+        super().__init__(envs)
+        _require_flat_spaces(
+            envs.single_observation_space,
+            envs.single_action_space,
+            cost_model,
+            module="gymnasium.wrappers.vector",
+        )
+        if "autoreset_mode" not in envs.metadata:
+            raise ValueError(
+                "the wrapper must know when the envs reset themselves, but "
+                f"metadata['autoreset_mode'] of {envs} is not set; set it to "
+                "AutoresetMode.NEXT_STEP or AutoresetMode.SAME_STEP, whichever the envs do"
+            )
+        mode = AutoresetMode(envs.metadata["autoreset_mode"])
+        if mode is AutoresetMode.DISABLED:
+            raise ValueError(
+                "the envs must reset themselves, got AutoresetMode.DISABLED; "
+                "make them with AutoresetMode.NEXT_STEP or AutoresetMode.SAME_STEP"
+            )
+        self.cost_model = cost_model
+        self._resets_next_step = mode is AutoresetMode.NEXT_STEP
+        self._recorder = TrajectoryRecorder(envs.num_envs)
+        self._obs: FloatArray | None = None  # s_t, (N, obs_dim); None: reset first
+        self._valid = np.ones(envs.num_envs, np.bool_)  # false: the next step only resets
+        self._has_warned = False
+
+    def reset(
+        self, *, seed: Any = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Start an episode in every env; unfinished ones are dropped.
+
+        Raises:
+            NonFiniteError: If an observation holds NaN or an infinity.
+            ValueError: If `options` ask to reset some of the envs only.
+        """
+        if options is not None and "reset_mask" in options:
+            raise ValueError(
+                "the envs reset themselves, one by one, so reset() is for all of them at once, "
+                "got options['reset_mask']; leave it out"
+            )
+        self._obs = None
+        self._recorder.drop_unfinished()
+        self._valid = np.ones(self.num_envs, np.bool_)
+        obs, infos = self.env.reset(seed=seed, options=options)
+        rows = _float32("obs", obs, (self.num_envs, self.cost_model.obs_dim))
+        _require_finite("obs", rows, np.zeros(len(rows), np.int64))
+        self._obs = rows
+        return obs, infos
+
+    def step(
+        self, actions: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any], BoolArray, BoolArray, dict[str, Any]]:
+        """Step all envs, with the actions clipped to their bounds.
+
+        Raises:
+            NonFiniteError: If an action, or what an env returned, holds NaN or an infinity. A bad
+                action leaves the episodes as they were; the others end them all, unrecorded.
+            MissingCostError: If some envs report a cost and others do not, or at some steps only.
+            ResetNeeded: If there was no reset since the start or since an error.
+            ValueError: If the shape of the actions or of the envs' cost is wrong.
+        """
+        if self._obs is None:
+            raise ResetNeeded(_RESET_FIRST)
+        actions, clipped = _clipped(actions, self.env.action_space)
+        if clipped and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(_CLIPPED.format(module="gymnasium.wrappers.vector"), stacklevel=2)
+        executed = _float32("actions", actions, (self.num_envs, self.cost_model.act_dim))
+        valid = self._valid
+        step = np.where(valid, self._recorder.lengths + 1, 0)
+        learned_cost = self.cost_model.step_cost(self._obs, executed)  # (N,)
+        _require_finite("learned cost", learned_cost, step)
+
+        # An error from here on leaves the envs in an unknown state: reset first.
+        obs, self._obs = self._obs, None
+        next_obs, rewards, terminated, truncated, env_infos = self.env.step(actions)
+        done = np.logical_or(terminated, truncated)
+        next_rows = _float32("obs", next_obs, (self.num_envs, self.cost_model.obs_dim))
+        obs_step = step if self._resets_next_step else np.where(done, 0, step)
+        _require_finite("obs", next_rows, obs_step)
+        _require_finite("reward", np.asarray(rewards), step)
+        true_cost = step_costs(env_infos, self.num_envs, done, valid=valid)
+        if not valid.any() and not self._recorder.reports_costs:
+            true_cost = None  # all envs reset in this step, and they report no costs
+        infos = {**env_infos, "cost": np.where(valid, learned_cost, np.float32(0)), "_cost": valid}
+        if true_cost is not None:
+            _require_finite("cost", true_cost, step)
+            infos |= {"true_cost": true_cost, "_true_cost": valid}
+        finished = self._recorder.record(obs, executed, true_cost, done, valid=valid)
+        if finished:
+            _require_true_costs(env_infos)
+            infos |= self._ending(infos, finished, done & valid, step)
+        self._obs = next_rows
+        self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
+        return next_obs, rewards, terminated, truncated, infos
+
+    def _ending(
+        self,
+        infos: Mapping[str, Any],
+        finished: list[Trajectory],
+        ended: BoolArray,
+        step: NDArray[np.int64],
+    ) -> dict[str, Any]:
+        entries = np.full(self.num_envs, None, dtype=object)
+        final_obs = np.zeros((self.num_envs, self.cost_model.obs_dim))
+        for row, trajectory in zip(np.flatnonzero(ended), finished, strict=True):
+            entries[row] = trajectory
+            if "final_obs" in infos:
+                final_obs[row] = infos["final_obs"][row]
+        _require_finite("obs", final_obs, step)
+        ending: dict[str, Any] = {"trajectory": entries, "_trajectory": ended}
+        if "final_info" in infos:
+            # What reads costs there must not find the true one under the learned one's name.
+            final_info = {**infos["final_info"], "cost": infos["cost"], "_cost": ended}
+            if "true_cost" in infos:
+                final_info |= {"true_cost": infos["true_cost"], "_true_cost": ended}
+            ending["final_info"] = final_info
+        return ending
+
+
+_RESET_FIRST = (
+    "an episode starts with reset(), but step() was called before it or after an error "
+    "within an episode; call reset()"
+)
+_CLIPPED = (
+    "an action should lie within the bounds of the action space, got one outside; it is clipped, "
+    "for the env too, so that what is recorded is what was executed, and so will be later ones "
+    "without a word; put {module}.ClipAction outside this wrapper to clip on purpose"
+)
+_WRAPPED_TWICE = (
+    "an env takes one preference-cost wrapper, but one inside it records already, so that its "
+    "info['cost'] is no true cost; wrap the single envs or the vector env, not both"
+)
+_REMEDY = {
+    "action": "check the policy for divergence; the episode goes on as if it was never sent",
+    "learned cost": "the cost model has diverged: load its last sound checkpoint",
+    "obs": "mend the env, or end its episode before this; call reset() to go on",
+    "reward": "mend the env, or end its episode before this; call reset() to go on",
+    "cost": "mend the env's info['cost']; call reset() to go on",
+}
+
+
+def _require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -> None:
+    """Refuse NaN and infinities by name; rows (N, ...), step (N,) counts from 1, 0 is the reset."""
+    finite = np.isfinite(rows)
+    if finite.all():
+        return
+    row = int(np.argwhere(~finite)[0, 0])
+    where = f"step {step[row]} of an episode" if step[row] else "reset"
+    if len(rows) > 1:
+        where += f" in env {row}"
+    raise NonFiniteError(
+        f"{quantity} must be finite, got {rows[~finite][0]} at {where}; {_REMEDY[quantity]}"
+    )
+
+
+def _clipped(action: ArrayLike, space: gym.Space[Any]) -> tuple[NDArray[Any], bool]:
+    """Return the action as the env shall execute it, and whether it lay outside the bounds."""
+    assert isinstance(space, Box)
+    action = np.asarray(action)
+    if action.shape != space.shape:
+        raise ValueError(
+            f"an action must have the shape {space.shape} of its space, got {action.shape}; "
+            "NumPy would spread it without a word"
+        )
+    if not np.isfinite(action).all():
+        raise NonFiniteError(
+            f"action must be finite, got {action[~np.isfinite(action)][0]}; {_REMEDY['action']}"
+        )
+    inside = np.minimum(np.maximum(action, space.low), space.high)
+    if (inside == action).all():
+        return action, False
+    return inside, True
+
+
+def _float32(name: str, array: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
+    # A copy: envs may write the next observation into the same memory.
+    with np.errstate(over="ignore"):  # what overflows becomes inf, and is then refused by name
+        cast = np.array(array, np.float32)
+    if cast.shape != shape:
+        raise ValueError(
+            f"{name} must have the shape {shape} of the env's space, got {cast.shape}; mend the env"
+        )
+    return cast
+
+
+def _cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
+    costs = np.asarray(reported)
+    if costs.shape != shape or costs.dtype.kind not in "fiub":
+        raise ValueError(
+            "info['cost'] must be one number per env and step, got "
+            f"shape {costs.shape[len(shape) :]} and dtype {costs.dtype}; "
+            "sum several costs to one float in the env"
+        )
+    with np.errstate(over="ignore"):
+        return costs.astype(np.float32)
+
+
+def _require_flat_spaces(
+    obs_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+    cost_model: CostModel,
+    *,
+    module: str = "gymnasium.wrappers",
+) -> None:
+    for name, space, remedy in (
+        ("observation", obs_space, f"put {module}.FlattenObservation inside this wrapper"),
+        ("action", action_space, f"put {module}.TransformAction inside this wrapper"),
+    ):
+        if not isinstance(space, Box) or len(space.shape) != 1:
+            raise ValueError(
+                f"the cost model reads flat rows, so the {name} space must be a 1-D Box, "
+                f"got {space}; {remedy}"
+            )
+    assert obs_space.shape is not None
+    assert action_space.shape is not None
+    sizes = (obs_space.shape[0], action_space.shape[0])
+    if sizes != (cost_model.obs_dim, cost_model.act_dim):
+        raise ValueError(
+            f"the cost model must fit the env: it reads obs_dim={cost_model.obs_dim} and "
+            f"act_dim={cost_model.act_dim}, the env has {sizes[0]} and {sizes[1]}; "
+            f"use CostModel({sizes[0]}, {sizes[1]}), or the env that the model was trained on"
+        )
+
+
+def _require_bare(env: gym.Env[Any, Any]) -> None:
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, PreferenceCostWrapper):
+            raise ValueError(_WRAPPED_TWICE)
+        if isinstance(env, Autoreset):
+            raise ValueError(
+                "the wrapper records from reset() to the end of an episode, but the env resets "
+                "itself by Autoreset; put Autoreset outside this wrapper"
+            )
+        env = env.env
+
+
+def _require_true_costs(env_infos: Mapping[str, Any]) -> None:
+    if finished_trajectories(env_infos):
+        raise ValueError(_WRAPPED_TWICE)
