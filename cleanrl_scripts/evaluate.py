@@ -14,7 +14,15 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
-from run_io import main, make_envs, print_table, require_cost, resolve_cost_limit
+from run_io import (
+    action_bounds,
+    flat_dims,
+    main,
+    make_envs,
+    print_table,
+    require_cost,
+    resolve_cost_limit,
+)
 from torch import Tensor, nn
 
 from pbcrl import (
@@ -122,7 +130,7 @@ def play(
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
     envs = make_envs(env_id, episodes)
-    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    low, high = action_bounds(envs)
     noise = torch.Generator().manual_seed(seed)
     recorder = TrajectoryRecorder(episodes)
     returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
@@ -167,7 +175,7 @@ def evaluate(args: Args) -> None:
     given = trained["cost_limit"] if args.cost_limit is None and same_task else args.cost_limit
     limit = resolve_cost_limit(env_id, given)
     envs = make_envs(env_id, 1)
-    found = envs.single_observation_space.shape + envs.single_action_space.shape  # type: ignore[operator]
+    found = flat_dims(envs)
     envs.close()
     if found != (meta["obs_dim"], meta["act_dim"]):
         raise MismatchError(

@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from run_io import Run, horizon_of, main, make_envs, require_cost, resolve_cost_limit
+from run_io import (
+    Run,
+    action_bounds,
+    flat_dims,
+    horizon_of,
+    main,
+    make_envs,
+    require_cost,
+    resolve_cost_limit,
+)
 from torch import Tensor, nn
 
 from pbcrl import (
@@ -196,7 +205,7 @@ def play(
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
     envs = make_envs(env_id, episodes)
-    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    low, high = action_bounds(envs)
     noise = torch.Generator().manual_seed(seed)
     recorder = TrajectoryRecorder(episodes)
     returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
@@ -228,8 +237,8 @@ def train(args: Args) -> None:
     noise = torch.Generator().manual_seed(args.seed)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     envs = make_envs(args.env_id, args.num_envs)
-    obs_dim, act_dim = envs.single_observation_space.shape[0], envs.single_action_space.shape[0]  # type: ignore[index]
-    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    obs_dim, act_dim = flat_dims(envs)
+    low, high = action_bounds(envs)
     agent = Agent(
         obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
     )

@@ -17,7 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from run_io import INTERRUPTED, Run, main, make_envs, require_cost, resolve_cost_limit
+from run_io import (
+    INTERRUPTED,
+    Run,
+    action_bounds,
+    flat_dims,
+    main,
+    make_envs,
+    require_cost,
+    resolve_cost_limit,
+)
 from torch import Tensor, nn
 
 from pbcrl import (
@@ -298,7 +307,7 @@ def play(
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs; return returns and trajectories."""
     envs = make_envs(env_id, episodes)
-    low, high = envs.single_action_space.low, envs.single_action_space.high  # type: ignore[attr-defined]
+    low, high = action_bounds(envs)
     noise = torch.Generator().manual_seed(seed)
     recorder = TrajectoryRecorder(episodes)
     returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
@@ -344,7 +353,7 @@ def train(args: Args) -> None:
         base_envs.single_observation_space.shape[0],
         base_envs.single_action_space.shape[0],
     )  # type: ignore[index]
-    low, high = base_envs.single_action_space.low, base_envs.single_action_space.high  # type: ignore[attr-defined]
+    low, high = action_bounds(base_envs)
 
     with Run(args, script="ppo_lag_pbcrl", total=total) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")

@@ -68,6 +68,21 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     return envs
 
 
+def flat_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int]:
+    """Return (obs_dim, act_dim) of envs from `make_envs`."""
+    obs_shape, act_shape = envs.single_observation_space.shape, envs.single_action_space.shape
+    assert obs_shape is not None
+    assert act_shape is not None
+    return obs_shape[0], act_shape[0]
+
+
+def action_bounds(envs: VectorEnv[Any, Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest action of envs from `make_envs`, (act_dim,) each."""
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    return space.low, space.high
+
+
 def horizon_of(envs: VectorEnv[Any, Any, Any], env_id: str) -> int:
     """Return the env's time limit in steps.
 
