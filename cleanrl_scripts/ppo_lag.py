@@ -22,6 +22,7 @@ from run_io import (
     main,
     make_envs,
     require_cost,
+    require_positive,
     resolve_cost_limit,
 )
 from torch import Tensor, nn
@@ -231,6 +232,8 @@ def play(
 
 def train(args: Args) -> None:
     # -- Setup -------------------------------------------------------------------------------------
+    counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
+    require_positive(args, *counts, "max_trajectories", "torch_threads")
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)

@@ -21,10 +21,10 @@ from run_io import (
     INTERRUPTED,
     Run,
     action_bounds,
-    flat_dims,
     main,
     make_envs,
     require_cost,
+    require_positive,
     resolve_cost_limit,
 )
 from torch import Tensor, nn
@@ -260,7 +260,7 @@ def collect(args: Args, run: Run) -> Path:
         "num-steps": args.num_steps,
         "minibatch-size": args.minibatch_size,
         "epochs": args.epochs,
-        "eval-episodes": 0,
+        "eval-episodes": 1,
         "torch-threads": args.torch_threads,
         "runs-dir": args.runs_dir,
         "save-trajectories": partial,
@@ -333,6 +333,10 @@ def play(
 
 def train(args: Args) -> None:
     # -- Setup -------------------------------------------------------------------------------------
+    counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
+    require_positive(
+        args, *counts, "offline_queries", "finetune_interval", "patience", "torch_threads"
+    )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -502,7 +506,8 @@ def train(args: Args) -> None:
                     pairs = rows[draw_pairs(len(rows), due, rng=rng)]
                     newest = label_pairs(buffer, pairs, oracle, log)
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
-                    trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
+                    if np.isfinite(labelled_rate):  # the oracle gave safety labels
+                        trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
                     loss = trainer.finetune(buffer, num_new=due, epochs=args.finetune_epochs)
                     tuning = {
                         "violation_gap": predicted_rate - labelled_rate,

@@ -129,6 +129,19 @@ def require_cost(costs: np.ndarray | None, env_id: str) -> np.ndarray:
     return costs
 
 
+def require_positive(args: Any, *names: str) -> None:
+    """Refuse arguments that count something and are below 1.
+
+    Raises:
+        ValueError: If one is.
+    """
+    for name in names:
+        if getattr(args, name) < 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}"
+            )
+
+
 class Run:
     """The folder of one run, its logs and its progress bar; closes them when the `with` block ends.
 

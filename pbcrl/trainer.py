@@ -95,7 +95,7 @@ class CostModelTrainer:
             chunk_cost.backward(cost_grad[start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
             start = stop
         self._optimizer.step()
-        return float(loss)
+        return loss.item()
 
     def pretrain(
         self,
