@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,7 +180,7 @@ def gae(
     terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
-    carry = gamma * lam * ~done
+    carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
     running = torch.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
@@ -230,7 +231,7 @@ def play(
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
 
 
-def train(args: Args) -> None:
+def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
     require_positive(args, *counts, "max_trajectories", "torch_threads")
@@ -432,6 +433,7 @@ def train(args: Args) -> None:
         }
         run.finish(summary)
     envs.close()
+    return run.folder
 
 
 def minibatches(total: int, size: int, rng: np.random.Generator) -> Iterator[Tensor]:

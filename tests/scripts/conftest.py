@@ -1,0 +1,134 @@
+"""Scripts are loaded from their files: they are run, not imported, so no package holds them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from pbcrl_envs.toy import PointHazardsEnv
+
+from pbcrl import Trajectory, TrajectoryWriter
+
+SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
+
+SMALL = {
+    "num_envs": 4,
+    "num_steps": 100,
+    "epochs": 2,
+    "minibatch_size": 200,
+    "hidden_sizes": (16,),
+    "eval_episodes": 4,
+    "torch_threads": 1,
+}
+"""Arguments of a run on the toy that takes about a second."""
+
+
+def load(name: str) -> ModuleType:
+    """Load a script, and `run_io`, which it finds beside itself, from the folder of scripts."""
+    if str(SCRIPTS) not in sys.path:
+        sys.path.insert(0, str(SCRIPTS))
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def scripts() -> SimpleNamespace:
+    names = "run_io", "ppo_lag", "ppo_lag_pbcrl", "evaluate"
+    return SimpleNamespace(**{name: load(name) for name in names})
+
+
+class OtherCost(gym.Wrapper):
+    """The toy, move for move, with a true cost that has nothing to do with the hazards."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        info["cost"] = 3.0 * float(obs[0] > 0)
+        return obs, reward, terminated, truncated, info
+
+
+class NoCost(gym.Wrapper):
+    """The toy without a cost."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        del info["cost"]
+        return obs, reward, terminated, truncated, info
+
+
+class BrokenReward(gym.Wrapper):
+    """The toy with a reward that is NaN in the third step."""
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, float("nan") if self.steps == 3 else reward, terminated, truncated, info
+
+
+VARIANTS = {
+    "TestToy-v0": PointHazardsEnv,
+    "TestToyOtherCost-v0": lambda **kw: OtherCost(PointHazardsEnv(**kw)),
+    "TestToyNoCost-v0": lambda **kw: NoCost(PointHazardsEnv(**kw)),
+    "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _variants_of_the_toy():
+    for env_id, make in VARIANTS.items():
+        gym.register(env_id, entry_point=make, max_episode_steps=100)
+    gym.register("TestToyEndless-v0", entry_point=PointHazardsEnv)
+    yield
+    for env_id in [*VARIANTS, "TestToyEndless-v0"]:
+        del gym.registry[env_id]
+
+
+def random_episodes(env_id: str, count: int) -> list[Trajectory]:
+    """Play `count` episodes of a drifting random driver on a single env of the toy, with its costs."""
+    env = gym.make(env_id)
+    rng = np.random.default_rng(0)
+    episodes = []
+    for seed in range(count):
+        obs, _ = env.reset(seed=seed)
+        drift = rng.uniform(-1, 1, 2)
+        rows, actions, costs, over = [], [], [], False
+        while not over:
+            action = np.clip(drift + rng.normal(size=2), -1, 1).astype(np.float32)
+            rows.append(obs)
+            actions.append(action)
+            obs, _, terminated, truncated, info = env.step(action)
+            costs.append(info["cost"])
+            over = terminated or truncated
+        episodes.append(Trajectory(np.array(rows), np.array(actions), np.array(costs)))
+    return episodes
+
+
+def write_dataset(path: Path, env_id: str, episodes: list[Trajectory]) -> Path:
+    with TrajectoryWriter(
+        path, env_id=env_id, obs_dim=4, act_dim=2, horizon=100, rng=np.random.default_rng(0)
+    ) as writer:
+        for episode in episodes:
+            writer.add(episode)
+    return path
+
+
+@pytest.fixture(scope="session")
+def toy_episodes() -> list[Trajectory]:
+    return random_episodes("TestToy-v0", 60)
+
+
+@pytest.fixture(scope="session")
+def toy_dataset(tmp_path_factory, toy_episodes) -> Path:
+    folder = tmp_path_factory.mktemp("datasets") / "toy"
+    return write_dataset(folder, "PointHazards-v0", toy_episodes)

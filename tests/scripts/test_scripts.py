@@ -1,0 +1,286 @@
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl import (
+    BudgetError,
+    CostModel,
+    LabelError,
+    MismatchError,
+    MissingCostError,
+    NonFiniteError,
+    StorageError,
+    Trajectory,
+    load_tensors,
+    read_labels,
+)
+
+from .conftest import SCRIPTS, SMALL, write_dataset
+
+ISSUE_KEYS = set(
+    "return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate "
+    "pair_accuracy type_ii_rate w2_raw w2_scaled w2_zscored violation_gap dead_zone multiplier "
+    "queries_used env_steps wall_seconds steps_per_second".split()
+)
+
+
+def small_pbcrl(scripts, tmp_path, dataset, **changes):
+    options = {
+        "env_id": "PointHazards-v0",
+        "total_timesteps": 1200,
+        "offline_queries": 200,
+        "online_queries": 20,
+        "finetune_interval": 2,
+        "cost_lr": 1e-3,
+        "cost_batch_size": 64,
+        "pretrain_epochs": 3,
+        "dataset": str(dataset),
+        "runs_dir": str(tmp_path),
+        "run_name": "run",
+        **SMALL,
+        **changes,
+    }
+    return scripts.ppo_lag_pbcrl.Args(**options)
+
+
+def small_ppo_lag(scripts, tmp_path, **changes):
+    options = {
+        "env_id": "PointHazards-v0",
+        "total_timesteps": 1200,
+        "runs_dir": str(tmp_path),
+        "run_name": "run",
+        **SMALL,
+        **changes,
+    }
+    return scripts.ppo_lag.Args(**options)
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_functions_of_the_same_name_are_identical_across_scripts():
+    seen = {}
+    for name in ("ppo_lag", "ppo_lag_pbcrl", "evaluate"):
+        source = (SCRIPTS / f"{name}.py").read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in (
+                "Args",
+                "train",
+            ):
+                text = ast.get_source_segment(source, node)
+                assert seen.setdefault(node.name, text) == text, node.name
+    assert {"Agent", "gae", "play"} <= set(seen)
+
+
+def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
+    scripts, tmp_path, toy_dataset, capsys
+):
+    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary) >= ISSUE_KEYS
+    assert summary["env_steps"] == 1200
+    assert summary["queries_used"] == len(read_labels(folder / "labels.jsonl")) > 20
+    assert summary["bias"] == pytest.approx(abs(summary["true_cost"] - 5))
+    logged = rows(folder)
+    assert [row["env_steps"] for row in logged] == [400, 800, 1200]
+    assert ["violation_gap" in row for row in logged] == [True, False, True]
+    assert logged[-1]["queries_used"] == summary["queries_used"]
+
+    _, info = CostModel.load(folder / "cost_model.safetensors")
+    assert info["env_id"] == "PointHazards-v0"
+    assert info["dead_zone"] == summary["dead_zone"]
+    capsys.readouterr()
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1))
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(printed["return"]) == pytest.approx(summary["return"], rel=1e-3)
+    assert float(printed["learned_cost"]) == pytest.approx(summary["learned_cost"], rel=1e-3)
+
+
+def test_the_same_seed_twice_gives_identical_weights_and_metrics(scripts, tmp_path, toy_dataset):
+    def without_clock(folder):
+        return [
+            {key: value for key, value in row.items() if key != "wall_seconds"}
+            for row in rows(folder)
+        ]
+
+    first, again, other = (
+        scripts.ppo_lag_pbcrl.train(
+            small_pbcrl(scripts, tmp_path, toy_dataset, run_name=name, seed=seed)
+        )
+        for name, seed in [("first", 0), ("again", 0), ("other", 1)]
+    )
+    assert without_clock(first) == without_clock(again)
+    for file in ("agent.safetensors", "cost_model.safetensors"):
+        assert (first / file).read_bytes() == (again / file).read_bytes()
+        assert (first / file).read_bytes() != (other / file).read_bytes()
+
+
+def test_true_costs_reach_the_learner_through_labels_only(scripts, tmp_path, toy_episodes):
+    """Record a run's labels, replay them where every true cost is another: not a bit may change."""
+    rewritten = [
+        Trajectory(t.obs, t.actions, 3.0 * (t.obs[:, 0] > 0).astype(np.float32))
+        for t in toy_episodes
+    ]
+    original = write_dataset(tmp_path / "original", "TestToy-v0", toy_episodes)
+    changed = write_dataset(tmp_path / "changed", "TestToyOtherCost-v0", rewritten)
+    args = small_pbcrl(scripts, tmp_path, original, env_id="TestToy-v0", cost_limit=5.0)
+    bought = scripts.ppo_lag_pbcrl.train(args)
+    replayed = scripts.ppo_lag_pbcrl.train(
+        replace(
+            args,
+            env_id="TestToyOtherCost-v0",
+            dataset=str(changed),
+            replay_labels=str(bought / "labels.jsonl"),
+            run_name="replayed",
+        )
+    )
+    costs = [rows(folder)[-1]["true_cost"] for folder in (bought, replayed)]
+    assert costs[0] != costs[1]
+    for file, kind in [("agent", "agent"), ("cost_model", "cost-model")]:
+        (first, _), (second, _) = (
+            load_tensors(folder / f"{file}.safetensors", kind=kind) for folder in (bought, replayed)
+        )
+        assert first.keys() == second.keys()
+        for name in first:
+            assert torch.equal(first[name], second[name]), name
+
+
+def test_a_rollout_in_which_no_episode_ends_leaves_the_multiplier_alone(
+    scripts, tmp_path, toy_dataset
+):
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, num_steps=50, total_timesteps=800)
+    logged = rows(scripts.ppo_lag_pbcrl.train(args))
+    assert [row["episodes"] for row in logged] == [0, 4, 0, 4]
+    assert logged[0]["multiplier"] == args.multiplier_initial
+    assert logged[2]["multiplier"] == logged[1]["multiplier"] != logged[0]["multiplier"]
+    assert logged[0]["learned_cost"] is None
+    assert all(row["queries_used"] >= logged[0]["queries_used"] for row in logged)
+
+
+def test_an_infinite_limit_is_unconstrained_ppo(scripts, tmp_path):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=float("inf")))
+    assert [row["multiplier"] for row in rows(folder)] == [0.0] * 3
+    assert json.loads((folder / "summary.json").read_text())["cost_limit"] is None
+
+
+def test_pbcrl_collects_its_own_dataset_once_and_then_reuses_it(scripts, tmp_path, capsys):
+    args = small_pbcrl(
+        scripts,
+        tmp_path,
+        None,
+        dataset=None,
+        total_timesteps=400,
+        collect_timesteps=4000,
+        cost_limit=15.0,  # random drivers keep to it in some episodes and not in others
+    )
+    scripts.ppo_lag_pbcrl.train(args)
+    (dataset,) = (tmp_path / "datasets").iterdir()
+    before = (dataset / "obs.npy").stat().st_mtime_ns
+    capsys.readouterr()
+    scripts.ppo_lag_pbcrl.train(replace(args, run_name="again"))
+    assert "using the episodes collected before" in capsys.readouterr().out
+    assert (dataset / "obs.npy").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"env_id": "PointHazard-v0"}, ValueError, "did you mean .*PointHazards-v0"),
+        ({"env_id": "CartPole-v1"}, ValueError, "flat Box action space"),
+        ({"env_id": "Pendulum-v1"}, ValueError, "no cost limit is known for Pendulum-v1"),
+        ({"env_id": "TestToyNoCost-v0", "cost_limit": 5.0}, MissingCostError, "reports none"),
+        ({"env_id": "TestToyBroken-v0", "cost_limit": 5.0}, NonFiniteError, "rewards .*step 2"),
+        ({"cost_limit": -1.0}, ValueError, "must be >= 0"),
+        ({"cost_limit": float("nan")}, ValueError, "must be >= 0"),
+        ({"num_envs": 0}, ValueError, "--num-envs must be at least 1, got 0"),
+    ],
+)
+def test_ppo_lag_refuses_what_it_cannot_run(scripts, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **changes))
+
+
+def test_pbcrl_refuses_a_dataset_of_another_env(scripts, tmp_path, toy_dataset):
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, env_id="TestToy-v0", cost_limit=5.0)
+    with pytest.raises(MismatchError, match=r"PointHazards-v0.*TestToy-v0|TestToy-v0.*PointHaz"):
+        scripts.ppo_lag_pbcrl.train(args)
+
+
+def test_pbcrl_refuses_labels_that_are_all_on_one_side(scripts, tmp_path, toy_dataset):
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_limit=1000.0)
+    with pytest.raises(LabelError, match="both labels must occur"):
+        scripts.ppo_lag_pbcrl.train(args)
+    assert len(read_labels(tmp_path / "run" / "labels.jsonl")) > 0  # bought, so kept
+
+
+def test_a_replay_with_too_few_labels_says_so(scripts, tmp_path, toy_dataset):
+    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
+    args = small_pbcrl(
+        scripts,
+        tmp_path,
+        toy_dataset,
+        run_name="longer",
+        online_queries=200,
+        replay_labels=str(folder / "labels.jsonl"),
+    )
+    with pytest.raises(BudgetError, match="repeat the run with the arguments"):
+        scripts.ppo_lag_pbcrl.train(args)
+
+
+def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(scripts, tmp_path):
+    (tmp_path / "file").write_text("")
+    args = small_ppo_lag(scripts, tmp_path, runs_dir=str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="--runs-dir"):
+        scripts.ppo_lag.train(args)
+
+
+def test_a_run_never_writes_over_another(scripts, tmp_path):
+    args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
+    scripts.ppo_lag.train(args)
+    with pytest.raises(StorageError, match="holds one already"):
+        scripts.ppo_lag.train(args)
+
+
+def test_evaluating_a_folder_without_a_run_says_what_is_missing(scripts, tmp_path):
+    with pytest.raises(StorageError, match=r"args\.json"):
+        scripts.evaluate.evaluate(scripts.evaluate.Args(str(tmp_path)))
+
+
+def test_a_user_error_is_one_line_and_no_traceback(scripts, capsys):
+    with pytest.raises(SystemExit, match="error: --env-id must be a registered Gymnasium id"):
+        scripts.run_io.main(
+            scripts.ppo_lag.train, scripts.ppo_lag.Args, ["--env-id", "SafetyPointGaol1-v0"]
+        )
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_checkpoint_and_the_labels_and_names_them(tmp_path, toy_dataset):
+    command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
+    command += ["--dataset", str(toy_dataset), "--runs-dir", str(tmp_path), "--run-name", "run"]
+    command += ["--offline-queries", "100", "--pretrain-epochs", "1", "--num-envs", "4"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted in iteration" in output
+    assert str(tmp_path / "run") in output
+    load_tensors(tmp_path / "run" / "agent.safetensors", kind="agent")
+    CostModel.load(tmp_path / "run" / "cost_model.safetensors")
+    assert len(read_labels(tmp_path / "run" / "labels.jsonl")) >= 100
