@@ -65,12 +65,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
             raise ValueError(
                 f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU"
             )
-        mode = AutoresetMode(autoreset_mode)
-        if mode is AutoresetMode.DISABLED:
-            raise ValueError(
-                "SafetyPointVectorEnv resets finished episodes itself, got autoreset_mode "
-                "DISABLED; use NEXT_STEP or SAME_STEP"
-            )
+        mode = _autoreset_mode(autoreset_mode)
         found = _find_task(task)
         self.metadata = {"render_modes": [], "autoreset_mode": mode}
         self.num_envs = num_envs
@@ -223,6 +218,22 @@ def _find_task(name: str) -> Task:
             f"task must be one of {', '.join(TASKS)}, got {name!r}; did you mean {close[0]!r}?"
         )
     return TASKS[name]
+
+
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    supported = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+    if mode == AutoresetMode.DISABLED or mode == AutoresetMode.DISABLED.value:
+        raise ValueError(
+            "finished episodes are reset automatically, got autoreset_mode DISABLED; "
+            "use NEXT_STEP or SAME_STEP"
+        )
+    names = {known: known for known in supported} | {known.value: known for known in supported}
+    if mode not in names:
+        raise ValueError(
+            f"autoreset_mode must be one of {', '.join(known.value for known in supported)}, "
+            f"got {mode!r}"
+        )
+    return names[mode]
 
 
 def _spaces(task: Task) -> tuple[Box, Box]:
