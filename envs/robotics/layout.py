@@ -2,14 +2,13 @@
 
 Safety-Gymnasium draws everything of one environment from one legacy `RandomState`: first positions
 (agent, then every object in the task's order), then headings, then the goal. Each step spends one
-more number, on a frame skip that always comes out as ten. `LayoutStream` repeats these draws, no more.
+more number, on a frame skip that always comes out as ten. `LayoutStream` repeats these draws.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-
 from pbcrl_envs.robotics.tasks import AGENT_KEEPOUT, Kind, Task
 
 FloatArray = NDArray[np.float64]
@@ -70,7 +69,8 @@ class LayoutStream:
         """Draw a new place for the goal.
 
         Args:
-            positions: Where the agent and the objects are now, (1 + K, 2); the goal's row is ignored.
+            positions: Where the agent and the objects are now, (1 + K, 2); the goal's row is
+                ignored.
 
         Returns:
             The place, (2,), or None if none of 10,000 draws is far enough from everything else.
@@ -108,13 +108,15 @@ class LayoutStream:
         dx = places[:, :1] - others[:, 0]  # (100, others)
         dy = places[:, 1:] - others[:, 1]
         # Not np.hypot: its last bit differs, and upstream's layouts hang on that bit.
-        free = (np.sqrt(dx * dx + dy * dy) >= keepouts + keepout).all(axis=1)
+        far = np.sqrt(dx * dx + dy * dy) >= keepouts + keepout
+        free: NDArray[np.bool_] = np.all(far, axis=1)
         tries = int(free.argmax())
         if not free[tries]:
             self._spend(2 * _OBJECT_TRIES)
             return None
         self._spend(2 * (tries + 1))
-        return places[tries]
+        place: FloatArray = places[tries]
+        return place
 
     def _peek(self, count: int) -> FloatArray:
         if self._spent + count > len(self._ahead):

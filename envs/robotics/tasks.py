@@ -47,7 +47,7 @@ class Objects:
 class Task:
     """One navigation task of the point agent.
 
-    The order of `objects` is the order of the random draws and that of the lidars in an observation.
+    The order of `objects` is that of the random draws and of the lidars in an observation.
     """
 
     extent: float

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-
 from pbcrl_envs.robotics import SafetyPointEnv, SafetyPointVectorEnv
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.physics import build_model
@@ -160,7 +159,8 @@ def test_one_env_lives_through_exactly_what_its_copy_in_a_batch_does(task):
         obs, reward, terminated, truncated, info = env.step(actions[2])
         np.testing.assert_array_equal(obs, batch_obs[2])
         assert (reward, info) == (rewards[2], {"cost": infos["cost"][2]})
-        assert not (terminated or truncated)
+        assert not terminated
+        assert not truncated
 
 
 @pytest.mark.parametrize("task", TASKS)

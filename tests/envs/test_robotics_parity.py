@@ -1,15 +1,15 @@
 """The robotics tasks against recordings of Safety-Gymnasium 1.0.0 on MuJoCo 2.3.3.
 
-`recordings/record_safety_gymnasium.py` made them: per task a few seeds, two resets each, 40 steps after
-each reset. Actions were recorded, so both sides run open loop. Stick and slip of the agent on the
-floor and bumps between boxes amplify rounding, the accelerometer most of all; hence the two tolerances.
+`recordings/record_safety_gymnasium.py` made them: per task a few seeds, two resets each, 40 steps
+after each reset. Actions were recorded, so both sides run open loop. Stick and slip of the agent on
+the floor and bumps between boxes amplify rounding, the accelerometer most of all; hence the two
+tolerances.
 """
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-
 from pbcrl_envs.robotics import SafetyPointEnv
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.tasks import TASKS
@@ -34,7 +34,8 @@ def replay(task):
             obs, rewards, costs = [env.reset(seed=seed if reset == 0 else None)[0]], [], []
             for action in episode["actions"]:
                 step_obs, reward, terminated, truncated, info = env.step(action)
-                assert not (terminated or truncated)
+                assert not terminated
+                assert not truncated
                 obs.append(step_obs)
                 rewards.append(reward)
                 costs.append(info["cost"])

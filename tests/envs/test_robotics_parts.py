@@ -3,7 +3,6 @@
 import mujoco
 import numpy as np
 import pytest
-
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import build_model
@@ -100,7 +99,8 @@ class PlainStream:
                 return np.array([xy for xy, _ in placed]), np.array(headings)
 
     def draw_goal(self, positions):
-        others = [pair for i, pair in enumerate(zip(positions, self.keepouts)) if i != self.goal]
+        others = list(zip(positions, self.keepouts, strict=True))
+        del others[self.goal]
         tries = (self.draw(self.keepouts[self.goal], others) for _ in range(10_000))
         return next(p for p in tries if p is not None)
 

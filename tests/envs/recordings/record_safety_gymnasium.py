@@ -1,7 +1,7 @@
 """Records what Safety-Gymnasium 1.0.0 does, for `tests/envs/test_robotics_parity.py`.
 
-Not a test, and not run with them: it needs Python 3.11 with safety-gymnasium 1.0.0, gymnasium 0.28.1,
-mujoco 2.3.3 and NumPy < 2, installed one by one without their dependencies' pins. Then
+Not a test, and not run with them: it needs Python 3.11 with safety-gymnasium 1.0.0, gymnasium
+0.28.1, mujoco 2.3.3 and NumPy < 2, installed one by one without their dependencies' pins. Then
 
     python record_safety_gymnasium.py OUTPUT_FOLDER
 
