@@ -99,9 +99,9 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         seeds: list[int | None]
         if seed is None:
             seeds = [None] * self.num_envs
-        elif isinstance(seed, int):
-            super().reset(seed=seed)
-            seeds = [seed + i for i in range(self.num_envs)]
+        elif isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
+            seeds = [int(seed) + i for i in range(self.num_envs)]
         else:
             seeds = list(seed)
         if len(seeds) != self.num_envs:

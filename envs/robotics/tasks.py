@@ -53,7 +53,7 @@ class Task:
     extent: float
     """Half the edge of the square in which everything is placed."""
     objects: tuple[Objects, ...]
-    """What stands in the square besides the agent; exactly one of them is the goal."""
+    """What stands in the square besides the agent: one goal, buttons before gremlins."""
     constrained: frozenset[Kind]
     """Kinds that cost: a hazard by entering it, anything else by touching it."""
     press_goal: bool = False

@@ -263,7 +263,7 @@ def test_seeds_count_up_from_one_int_and_none_goes_on_with_the_streams():
     envs = SafetyPointVectorEnv(2)
     first, _ = envs.reset(seed=8)
     second, _ = envs.reset()
-    np.testing.assert_array_equal(envs.reset(seed=[8, 9])[0], first)
+    np.testing.assert_array_equal(envs.reset(seed=np.array([8, 9]))[0], first)
     np.testing.assert_array_equal(envs.reset()[0], second)
     assert (first != second).any(axis=1).all()
     assert (first[0] != first[1]).any()
