@@ -15,7 +15,6 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
 
@@ -23,18 +22,18 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
-class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
+class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
     """N copies of one navigation task of Safety-Gymnasium, stepped together.
 
     Observations are float64 (N, obs_dim), actions (N, 2): thrust and turn, clipped to [-1, 1].
     `infos["cost"]` is float64 (N,), in every step: the cost of the step just taken, 0 or 1, with
-    the mask `infos["_cost"]` of Gymnasium's convention. The copy with seed s lives through exactly what
-    `SafetyPointEnv` does with seed s, and its layouts are those of Safety-Gymnasium 1.0.0.
+    the mask `infos["_cost"]` of Gymnasium's convention. The copy with seed s lives through exactly
+    what `SafetyPointEnv` does with seed s; its layouts are those of Safety-Gymnasium 1.0.0.
 
-    With autoreset NEXT_STEP, the step after an episode's end ignores the action and returns the reset
-    observation with reward and cost 0: it is no transition. With SAME_STEP the reset observation
-    comes at once, and the episode's last one is in `infos["final_obs"]`, (N, obs_dim), on the rows where
-    `infos["_final_obs"]` is true.
+    With autoreset NEXT_STEP, the step after an episode's end ignores the action and returns the
+    reset observation with reward and cost 0: it is no transition. With SAME_STEP the reset
+    observation comes at once, and the episode's last one is in `infos["final_obs"]`, (N, obs_dim),
+    on the rows where `infos["_final_obs"]` is true; without an end the two keys are absent.
 
     Args:
         num_envs: N.
@@ -65,12 +64,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
             raise ValueError(
                 f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU"
             )
-        mode = AutoresetMode(autoreset_mode)
-        if mode is AutoresetMode.DISABLED:
-            raise ValueError(
-                "SafetyPointVectorEnv resets finished episodes itself, got autoreset_mode "
-                "DISABLED; use NEXT_STEP or SAME_STEP"
-            )
+        mode = _autoreset_mode(autoreset_mode)
         found = _find_task(task)
         self.metadata = {"render_modes": [], "autoreset_mode": mode}
         self.num_envs = num_envs
@@ -85,7 +79,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
         self._finished = np.zeros(num_envs, dtype=np.bool_)
         self._ready = False
 
-    def reset(  # type: ignore[override]  # Gymnasium's own vector envs take a list as well
+    def reset(
         self,
         *,
         seed: int | Sequence[int | None] | None = None,
@@ -94,22 +88,25 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, BoolArray]):
         """Begin a new episode in every copy.
 
         Args:
-            seed: With an int s, copy i gets seed s + i; a list has one seed (or None) per copy; None goes
-                on with the streams of random numbers.
+            seed: With an int s, copy i gets seed s + i; a sequence has one seed (or None) per copy;
+                None goes on with the streams of random numbers.
             options: Must be None or empty.
 
         Returns:
             The observations, (N, obs_dim), and infos with a cost of 0.
         """
         _check_options(options)
-        if isinstance(seed, Sequence):
-            seeds: Sequence[int | None] = seed
+        seeds: list[int | None]
+        if seed is None:
+            seeds = [None] * self.num_envs
+        elif isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
+            seeds = [int(seed) + i for i in range(self.num_envs)]
         else:
-            super().reset(seed=seed)
-            seeds = [None if seed is None else seed + i for i in range(self.num_envs)]
+            seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(
-                f"a list of seeds must have one entry per env: got {len(seeds)} seeds for "
+                f"a sequence of seeds must have one entry per env: got {len(seeds)} seeds for "
                 f"{self.num_envs} envs; pass one int to count up from it"
             )
         self._simulation.seed(seeds)
@@ -225,11 +222,29 @@ def _find_task(name: str) -> Task:
     return TASKS[name]
 
 
-def _spaces(task: Task) -> tuple[Box, Box]:
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    supported = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+    if mode == AutoresetMode.DISABLED or mode == AutoresetMode.DISABLED.value:
+        raise ValueError(
+            "finished episodes are reset automatically, got autoreset_mode DISABLED; "
+            "use NEXT_STEP or SAME_STEP"
+        )
+    names = {known: known for known in supported} | {known.value: known for known in supported}
+    if mode not in names:
+        raise ValueError(
+            f"autoreset_mode must be one of {', '.join(known.value for known in supported)}, "
+            f"got {mode!r}"
+        )
+    return names[mode]
+
+
+def _spaces(task: Task) -> tuple[gym.Space[FloatArray], gym.Space[FloatArray]]:
     """Observation and action space of one copy."""
     low, high = np.full(task.obs_dim, -np.inf), np.full(task.obs_dim, np.inf)
     low[NUM_SENSORS:], high[NUM_SENSORS:] = 0, 1  # lidars
-    return Box(low, high, dtype=np.float64), Box(-1, 1, (2,), dtype=np.float64)
+    observations: gym.Space[Any] = Box(low, high, dtype=np.float64)
+    actions: gym.Space[Any] = Box(-1, 1, (2,), dtype=np.float64)
+    return observations, actions
 
 
 def _checked_actions(actions: object, shape: tuple[int, ...]) -> FloatArray:
@@ -246,7 +261,7 @@ def _checked_actions(actions: object, shape: tuple[int, ...]) -> FloatArray:
     return np.clip(given, -1.0, 1.0)
 
 
-def _check_ready(ready: bool) -> None:  # noqa: FBT001
+def _check_ready(ready: bool) -> None:
     if not ready:
         raise RuntimeError(
             "an environment must be reset before its first step and after an error; call reset()"

@@ -2,14 +2,15 @@
 
 Safety-Gymnasium draws everything of one environment from one legacy `RandomState`: first positions
 (agent, then every object in the task's order), then headings, then the goal. Each step spends one
-more number, on a frame skip that always comes out as ten. `LayoutStream` repeats these draws, no more.
+more number, on a frame skip that always comes out as ten. `LayoutStream` repeats these draws.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
-
 from pbcrl_envs.robotics.tasks import AGENT_KEEPOUT, Kind, Task
 
 FloatArray = NDArray[np.float64]
@@ -18,13 +19,14 @@ _LAYOUT_TRIES = 10_000
 _OBJECT_TRIES = 100
 _GOAL_TRIES = 10_000
 _READ_AHEAD = 4096
+_TRIED_SINGLY = 5  # places that are faster tried in a loop than as an array
 
 
 class LayoutStream:
     """The layouts of one environment, one after the other.
 
-    A crowded task rejects thousands of places per layout. So numbers are read ahead and tried a
-    hundred at a time, and those left over are put back before anything else draws.
+    A crowded task rejects thousands of places per layout. So numbers are read ahead and most
+    places tried together; numbers left over are put back before anything else draws.
 
     Args:
         task: What to place.
@@ -38,9 +40,8 @@ class LayoutStream:
         self._spent = 0  # how many of them count as drawn
         self._extent = task.extent
         kinds = [group.kind for group in task.objects for _ in range(group.num)]
-        self._keepouts = np.array(
-            [AGENT_KEEPOUT] + [group.keepout for group in task.objects for _ in range(group.num)]
-        )
+        self._keepouts = [AGENT_KEEPOUT]
+        self._keepouts += [group.keepout for group in task.objects for _ in range(group.num)]
         self._goal = 1 + kinds.index(Kind.GOAL)
 
     def skip_steps(self, steps: int) -> None:
@@ -70,17 +71,21 @@ class LayoutStream:
         """Draw a new place for the goal.
 
         Args:
-            positions: Where the agent and the objects are now, (1 + K, 2); the goal's row is ignored.
+            positions: Where the agent and the objects are now, (1 + K, 2); the goal's row is
+                ignored.
 
         Returns:
             The place, (2,), or None if none of 10,000 draws is far enough from everything else.
         """
-        others = np.delete(positions, self._goal, axis=0)
-        keepouts = np.delete(self._keepouts, self._goal)
+        others = [
+            (x, y, keepout)
+            for (x, y), keepout in zip(positions.tolist(), self._keepouts, strict=True)
+        ]
+        del others[self._goal]
         for _ in range(_GOAL_TRIES // _OBJECT_TRIES):
-            place = self._draw_place(self._keepouts[self._goal], others, keepouts)
+            place = self._draw_place(self._keepouts[self._goal], others)
             if place is not None:
-                return place
+                return np.array(place)
         return None
 
     def draw_index(self, num: int) -> int:
@@ -91,30 +96,48 @@ class LayoutStream:
         return index
 
     def _try_layout(self) -> FloatArray | None:
-        positions = np.empty((len(self._keepouts), 2))
-        for i, keepout in enumerate(self._keepouts):
-            place = self._draw_place(keepout, positions[:i], self._keepouts[:i])
+        placed: list[tuple[float, float, float]] = []
+        for keepout in self._keepouts:
+            place = self._draw_place(keepout, placed)
             if place is None:
                 return None
-            positions[i] = place
-        return positions
+            placed.append((*place, keepout))
+        return np.array(placed)[:, :2]
 
     def _draw_place(
-        self, keepout: float, others: FloatArray, keepouts: FloatArray
-    ) -> FloatArray | None:
-        """Draw up to a hundred places, x before y, and stop at the first that is free."""
+        self, keepout: float, others: list[tuple[float, float, float]]
+    ) -> tuple[float, float] | None:
+        """Draw up to a hundred places, x before y, and stop at the first that is free.
+
+        Args:
+            keepout: Keepout of what is placed.
+            others: Position and keepout (x, y, keepout) of what it must stay away from.
+        """
         low, high = -self._extent + keepout, self._extent - keepout
-        places = low + (high - low) * self._peek(2 * _OBJECT_TRIES).reshape(-1, 2)
-        dx = places[:, :1] - others[:, 0]  # (100, others)
-        dy = places[:, 1:] - others[:, 1]
-        # Not np.hypot: its last bit differs, and upstream's layouts hang on that bit.
-        free = (np.sqrt(dx * dx + dy * dy) >= keepouts + keepout).all(axis=1)
+        numbers = self._peek(2 * _OBJECT_TRIES)
+        few = (low + (high - low) * numbers[: 2 * _TRIED_SINGLY]).tolist()
+        for k in range(0, 2 * _TRIED_SINGLY, 2):
+            x, y = few[k], few[k + 1]
+            for other_x, other_y, other_keepout in others:
+                dx, dy = x - other_x, y - other_y
+                # Not a hypot: its last bit differs, and upstream's layouts hang on that bit.
+                if math.sqrt(dx * dx + dy * dy) < other_keepout + keepout:
+                    break
+            else:
+                self._spend(k + 2)
+                return x, y
+        xs = low + (high - low) * numbers[::2]
+        ys = low + (high - low) * numbers[1::2]
+        other_xs, other_ys, keepouts = np.array(others).T
+        dxs, dys = xs[:, None] - other_xs, ys[:, None] - other_ys  # (100, others)
+        far = np.sqrt(dxs * dxs + dys * dys) >= keepouts + keepout
+        free: NDArray[np.bool_] = far.all(axis=1)
         tries = int(free.argmax())
         if not free[tries]:
             self._spend(2 * _OBJECT_TRIES)
             return None
         self._spend(2 * (tries + 1))
-        return places[tries]
+        return float(xs[tries]), float(ys[tries])
 
     def _peek(self, count: int) -> FloatArray:
         if self._spent + count > len(self._ahead):

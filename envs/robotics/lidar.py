@@ -17,12 +17,12 @@ def lidar(
     """Closeness in [0, 1] of the nearest object in each bin, one lidar per group of objects.
 
     An object at distance d and angle φ, measured counter-clockwise from the agent's nose, puts
-    s = max(0, 3 - d) / 3 into the bin that holds φ. To tell where in its bin an object is, the next bin
-    gets a·s and the previous one (1 - a)·s, with a in [0, 1) the position inside the bin. A bin keeps
-    the largest of its values; an empty one is 0.
+    s = max(0, 3 - d) / 3 into the bin that holds φ. To tell where in its bin an object is, the next
+    bin gets a·s and the previous one (1 - a)·s, with a in [0, 1] the position inside the bin. A bin
+    keeps the largest of its values; an empty one is 0.
 
     Args:
-        offsets: World-frame vectors from the agent to the K objects of N envs, in metres, (N, K, 2).
+        offsets: World-frame vectors from the agent to the K objects in metres, (N, K, 2).
         heading: Agents' headings in radians, (N,).
         groups: Group of each object, 0 <= group < G, (K,).
         num_bins: Bins of one group's lidar.

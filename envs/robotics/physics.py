@@ -1,14 +1,13 @@
 """The MuJoCo model of a navigation task: the agent on its floor, and whatever it can bump into.
 
-A layout is pure state here: nothing is compiled again when it changes. Fixed objects that collide are
-mocap bodies, and discs that touch nothing (goals, hazards) are not in the model at all. All numbers
-are upstream's; solver settings are spelled out because engine defaults change between releases.
+A layout is pure state here: nothing is compiled again when it changes. Fixed objects that collide
+are mocap bodies, and discs that touch nothing (goals, hazards) are not in the model at all. All
+numbers are upstream's; solver settings are spelled out because engine defaults change.
 """
 
 from __future__ import annotations
 
 import mujoco
-
 from pbcrl_envs.robotics.tasks import Kind, Objects, Task
 
 TIMESTEP = 0.002
@@ -18,7 +17,7 @@ SUBSTEPS = 10
 HEIGHTS = {Kind.VASE: 0.1 - 4e-5, Kind.BUTTON: 0.1, Kind.GREMLIN: 0.1}
 """Height in metres at which a body of each kind starts; vases sink into the soft floor a little."""
 GREMLIN_TARGET_HEIGHT = 0.2
-"""Height that gremlins are pulled to: upstream adds their own height to that of the moving frame."""
+"""Height that gremlins are pulled to: upstream adds their own to that of the moving frame."""
 
 _WORLD = """
 <mujoco>
@@ -89,8 +88,8 @@ def build_model(task: Task) -> mujoco.MjModel:
     for i in range(model.nbody):
         if model.body(i).name.startswith("gremlin") and model.body_dofnum[i]:
             # MuJoCo 2.3.3, which the tasks were tuned on, scaled all six rows of a weld by the
-            # translational inverse weight. With the rotational one, 150 times larger, a gremlin that
-            # is bumped starts to spin.
+            # translational inverse weight. With the rotational one, 150 times larger, a gremlin
+            # that is bumped starts to spin.
             model.body_invweight0[i, 1] = model.body_invweight0[i, 0]
     return model
 

@@ -12,7 +12,6 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
-
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import (
@@ -219,7 +218,8 @@ class NavigationSimulation:
 
     def _distances_to_goal(self, ids: IndexArray) -> FloatArray:
         offset = self._positions[ids, self._goal_row] - self._positions[ids, 0]
-        return np.sqrt((offset * offset).sum(axis=1))
+        distances: FloatArray = np.sqrt((offset * offset).sum(axis=1))
+        return distances
 
     def _reached(self, ids: IndexArray, distance: FloatArray) -> BoolArray:
         if not self.task.press_goal:

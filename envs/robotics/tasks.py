@@ -47,13 +47,13 @@ class Objects:
 class Task:
     """One navigation task of the point agent.
 
-    The order of `objects` is the order of the random draws and that of the lidars in an observation.
+    The order of `objects` is that of the random draws and of the lidars in an observation.
     """
 
     extent: float
     """Half the edge of the square in which everything is placed."""
     objects: tuple[Objects, ...]
-    """What stands in the square besides the agent; exactly one of them is the goal."""
+    """What stands in the square besides the agent: one goal, buttons before gremlins."""
     constrained: frozenset[Kind]
     """Kinds that cost: a hazard by entering it, anything else by touching it."""
     press_goal: bool = False

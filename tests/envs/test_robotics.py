@@ -1,0 +1,361 @@
+"""The robotics tasks as Gymnasium environments: steps, seeds, episodes, errors."""
+
+import gymnasium as gym
+import mujoco
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from pbcrl_envs.robotics import SafetyPointEnv, SafetyPointVectorEnv
+from pbcrl_envs.robotics.layout import LayoutStream
+from pbcrl_envs.robotics.physics import build_model
+from pbcrl_envs.robotics.simulation import NavigationSimulation
+from pbcrl_envs.robotics.tasks import TASKS, Kind, Objects, Task
+
+OBS_DIM = {"Goal1": 60, "Button1": 76}
+
+
+def random_actions(steps, num_envs, *, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (steps, num_envs, 2))
+
+
+class PlainSimulation:
+    """The same task, one copy, on a plain MjData: contacts from its list, lidars in a loop."""
+
+    def __init__(self, name, seed):
+        self.task, self.model = TASKS[name], build_model(TASKS[name])
+        self.data, self.stream = mujoco.MjData(self.model), LayoutStream(TASKS[name], seed)
+        positions, headings = self.stream.draw_layout()
+        names = [f"{g.kind.value}{i}" for g in self.task.objects for i in range(g.num)]
+        self.at = dict(zip(["agent", *names], positions, strict=True))
+        turn = dict(zip(["agent", *names], headings, strict=True))
+        self.data.qpos[:3] = *self.at["agent"], turn["agent"]
+        free = [n for n in names if n.startswith(("vase", "gremlin"))]
+        heights = {"vase": 0.1 - 4e-5, "gremlin": 0.1}
+        for k, n in enumerate(free):
+            height = heights[n[:-1]]
+            pose = *self.at[n], height, np.cos(turn[n] / 2), 0, 0, np.sin(turn[n] / 2)
+            self.data.qpos[3 + 7 * k : 10 + 7 * k] = pose
+        self.free, self.spawn = free, {n: self.at[n] for n in free}
+        for n in (n for n in names if n.startswith(("button", "gremlin"))):
+            mocap = self.mocap(n if n.startswith("button") else n + "target")
+            self.data.mocap_pos[mocap] = *self.at[n], 0.1
+            self.data.mocap_quat[mocap] = np.cos(turn[n] / 2), 0, 0, np.sin(turn[n] / 2)
+        self.timer = 0
+        self.new_goal()
+        mujoco.mj_forward(self.model, self.data)
+        self.last = self.goal_distance()
+
+    def mocap(self, name):
+        return self.model.body_mocapid[self.model.body(name).id]
+
+    def new_goal(self):
+        if self.task.press_goal:
+            self.button = f"button{self.stream.draw_index(4)}"
+            self.at["goal0"] = self.at[self.button]
+        else:
+            self.at["goal0"] = self.stream.draw_goal(np.array(list(self.at.values())))
+
+    def goal_distance(self):
+        return np.linalg.norm(self.at["agent"] - self.at["goal0"])
+
+    def touched(self):
+        """Names of the bodies that a contact of MuJoCo's own list joins to the agent."""
+        pairs = [
+            {self.model.body(self.model.geom_bodyid[g]).name for g in contact.geom}
+            for contact in self.data.contact[: self.data.ncon]
+        ]
+        return {n for pair in pairs if "agent" in pair for n in pair - {"agent"}}
+
+    def step(self, action):
+        self.data.ctrl[:] = np.clip(action, -1, 1)
+        for _ in range(10):
+            circle = 0.35 * np.array([np.sin(self.data.time), np.cos(self.data.time)])
+            for n in (n for n in self.free if n.startswith("gremlin")):
+                self.data.mocap_pos[self.mocap(n + "target")] = *(self.spawn[n] + circle), 0.2
+            mujoco.mj_step(self.model, self.data)
+        mujoco.mj_forward(self.model, self.data)
+        self.stream.skip_steps(1)
+        self.at["agent"] = self.data.qpos[:2].copy()
+        for k, n in enumerate(self.free):
+            self.at[n] = self.data.qpos[3 + 7 * k : 5 + 7 * k].copy()
+
+        touched = self.touched()
+        near = {n for n, xy in self.at.items() if np.linalg.norm(xy - self.at["agent"]) < 0.2}
+        events = {n[:-1] for n in near if n.startswith("hazard")}
+        events |= {n[:-1] for n in touched if n.startswith("gremlin")}
+        if self.task.press_goal and self.timer == 0:
+            events |= {n[:-1] for n in touched if n.startswith("button") and n != self.button}
+        cost = float(bool(events))
+
+        reached = self.button in touched if self.task.press_goal else self.goal_distance() <= 0.3
+        reward = self.last - self.goal_distance() + reached
+        self.timer = max(0, self.timer - 1)
+        if reached:
+            events.add("goal")
+            self.new_goal()
+            self.timer = 10
+        self.last = self.goal_distance()
+        return self.obs(), reward, cost, events
+
+    def obs(self):
+        lidars = []
+        heading = self.data.qpos[2]
+        for group in self.task.objects:
+            bins = np.zeros(16)
+            for i in range(group.num):
+                ego = complex(*(self.at[f"{group.kind.value}{i}"] - self.at["agent"]))
+                ego *= np.exp(-1j * heading)
+                position = np.angle(ego) % (2 * np.pi) / (2 * np.pi / 16)
+                k, seen = int(position), max(0, 3 - abs(ego)) / 3
+                for shift, share in ((0, 1), (1, position - k), (-1, 1 - position + k)):
+                    bins[(k + shift) % 16] = max(bins[(k + shift) % 16], share * seen)
+            hidden = group.kind is Kind.BUTTON and self.timer
+            lidars.append(bins * (not hidden))
+        return np.concatenate([self.data.sensordata[:12], *lidars])
+
+    def chase(self):
+        """A clumsy drive towards the goal."""
+        dx, dy = self.at["goal0"] - self.at["agent"]
+        angle = (np.arctan2(dy, dx) - self.data.qpos[2] + np.pi) % (2 * np.pi) - np.pi
+        return np.array([0.06 if abs(angle) < 0.6 else 0.01, np.clip(2 * angle, -1, 1)])
+
+
+@pytest.mark.parametrize(
+    ("task", "seeds", "expected"),
+    [
+        ("Goal1", [4, 49, 113, 277], {"hazard", "goal"}),
+        ("Button1", [10, 38, 50, 76, 121], {"hazard", "gremlin", "button", "goal"}),
+    ],
+)
+def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, expected):
+    """Also: the costs and presses it reports are those of MuJoCo's own contact list."""
+    envs = SafetyPointVectorEnv(len(seeds), task=task, num_threads=2)
+    plain = [PlainSimulation(task, seed) for seed in seeds]
+    obs, _ = envs.reset(seed=seeds)
+    np.testing.assert_allclose(obs, [p.obs() for p in plain], atol=1e-12)
+    seen = set()
+    for _ in range(60):
+        actions = np.array([p.chase() for p in plain])
+        obs, rewards, _, _, infos = envs.step(actions)
+        for i, simulation in enumerate(plain):
+            plain_obs, reward, cost, events = simulation.step(actions[i])
+            np.testing.assert_allclose(obs[i], plain_obs, rtol=1e-9, atol=1e-9)
+            assert rewards[i] == pytest.approx(reward, abs=1e-12)
+            assert infos["cost"][i] == cost
+            seen |= events
+    assert seen == expected
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_one_env_lives_through_exactly_what_its_copy_in_a_batch_does(task):
+    envs, env = SafetyPointVectorEnv(3, task=task), SafetyPointEnv(task=task)
+    batch_obs, _ = envs.reset(seed=5)
+    obs, info = env.reset(seed=7)
+    np.testing.assert_array_equal(obs, batch_obs[2])
+    assert info == {"cost": 0.0}
+    for actions in random_actions(25, 3):
+        batch_obs, rewards, _, _, infos = envs.step(actions)
+        obs, reward, terminated, truncated, info = env.step(actions[2])
+        np.testing.assert_array_equal(obs, batch_obs[2])
+        assert (reward, info) == (rewards[2], {"cost": infos["cost"][2]})
+        assert not terminated
+        assert not truncated
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_results_do_not_depend_on_the_number_of_threads(task):
+    one, three = (SafetyPointVectorEnv(5, task=task, num_threads=n) for n in (1, 3))
+    np.testing.assert_array_equal(one.reset(seed=0)[0], three.reset(seed=0)[0])
+    for actions in random_actions(20, 5):
+        for a, b in zip(one.step(actions)[:2], three.step(actions)[:2], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_both_autoreset_modes_see_the_same_transitions(task):
+    """NEXT_STEP spends one more step per episode, which is no transition."""
+    actions = random_actions(12, 2)
+    same = SafetyPointVectorEnv(2, task=task, max_episode_steps=4, autoreset_mode="SameStep")
+    late = SafetyPointVectorEnv(2, task=task, max_episode_steps=4)
+    assert same.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert late.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    np.testing.assert_array_equal(same.reset(seed=1)[0], late.reset(seed=1)[0])
+    for t in range(12):
+        obs, rewards, terminated, truncated, infos = same.step(actions[t])
+        late_obs, late_rewards, late_terminated, late_truncated, late_infos = late.step(actions[t])
+        np.testing.assert_array_equal(rewards, late_rewards)
+        np.testing.assert_array_equal(infos["cost"], late_infos["cost"])
+        np.testing.assert_array_equal(terminated, late_terminated)
+        np.testing.assert_array_equal(truncated, late_truncated)
+        assert truncated.tolist() == [t % 4 == 3] * 2
+        if not truncated.any():
+            assert "final_obs" not in infos
+            np.testing.assert_array_equal(obs, late_obs)
+            continue
+        np.testing.assert_array_equal(infos["final_obs"], late_obs)
+        assert infos["_final_obs"].tolist() == [True, True]
+        assert "final_obs" not in late_infos
+        # The action of the step that resets is ignored, and nothing of the reset is rewarded.
+        late_obs, *outcome, late_infos = late.step(np.full((2, 2), 1.0))
+        np.testing.assert_array_equal(obs, late_obs)
+        assert not np.any(outcome)
+        assert late_infos["cost"].tolist() == [0, 0]
+
+
+def test_copies_whose_episodes_end_apart_are_reset_apart():
+    """A copy that terminates early is reset alone; its neighbours lose no step."""
+    envs = SafetyPointVectorEnv(3, max_episode_steps=6)
+    plain = SafetyPointVectorEnv(3, max_episode_steps=100)
+    obs, _ = envs.reset(seed=0)
+    plain.reset(seed=0)
+    envs._steps[1] = 4  # as if it had begun earlier
+    actions = random_actions(4, 3)
+    for t in range(4):
+        obs, rewards, _, truncated, _ = envs.step(actions[t])
+        expected, expected_rewards, *_ = plain.step(actions[t])
+        np.testing.assert_array_equal(obs[[0, 2]], expected[[0, 2]])
+        np.testing.assert_array_equal(rewards[[0, 2]], expected_rewards[[0, 2]])
+        assert truncated.tolist() == [False, t == 1, False]
+        if t == 2:
+            assert rewards[1] == 0
+            np.testing.assert_array_equal(obs[1, 3:9], np.zeros(6))  # at rest again
+
+
+def test_an_episode_has_the_length_that_was_asked_for():
+    envs = SafetyPointVectorEnv(2, max_episode_steps=3)
+    envs.reset(seed=0)
+    ends = [envs.step(np.zeros((2, 2)))[3].tolist() for _ in range(8)]
+    assert [end[0] for end in ends] == [False, False, True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_spaces_hold_what_the_envs_return(task):
+    envs = SafetyPointVectorEnv(2, task=task)
+    obs, infos = envs.reset(seed=0)
+    assert envs.observation_space.shape == obs.shape == (2, OBS_DIM[task])
+    assert envs.action_space.shape == (2, 2)
+    assert obs in envs.observation_space
+    assert infos["cost"].tolist() == [0, 0]
+    obs, rewards, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    assert obs in envs.observation_space
+    assert obs.dtype == rewards.dtype == infos["cost"].dtype == np.float64
+    assert terminated.dtype == truncated.dtype == infos["_cost"].dtype == np.bool_
+
+
+def test_the_single_env_passes_gymnasiums_own_check():
+    env = gym.wrappers.TimeLimit(SafetyPointEnv(task="Button1"), 5)
+    with pytest.warns(UserWarning, match="minimum value is -infinity|maximum value is infinity"):
+        check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_returned_arrays_stay_as_they_are_when_the_env_moves_on():
+    envs = SafetyPointVectorEnv(2)
+    envs.reset(seed=0)
+    returned = envs.step(np.ones((2, 2)))
+    copies = [array.copy() for array in (*returned[:4], returned[4]["cost"])]
+    envs.step(-np.ones((2, 2)))
+    for array, copy in zip((*returned[:4], returned[4]["cost"]), copies, strict=True):
+        np.testing.assert_array_equal(array, copy)
+
+
+def test_seeds_count_up_from_one_int_and_none_goes_on_with_the_streams():
+    envs = SafetyPointVectorEnv(2)
+    first, _ = envs.reset(seed=8)
+    second, _ = envs.reset()
+    np.testing.assert_array_equal(envs.reset(seed=np.array([8, 9]))[0], first)
+    np.testing.assert_array_equal(envs.reset()[0], second)
+    assert (first != second).any(axis=1).all()
+    assert (first[0] != first[1]).any()
+    # One copy can be seeded alone.
+    np.testing.assert_array_equal(envs.reset(seed=[None, 9])[0][1], first[1])
+
+
+def test_thrust_beyond_a_twentieth_changes_nothing():
+    """The force is limited to 0.05 before the gear, so 0.05, 1 and 7 push alike."""
+    envs = SafetyPointVectorEnv(3)
+    envs.reset(seed=[0, 0, 0])
+    for _ in range(5):
+        obs, *_ = envs.step(np.array([[0.05, 0.0], [1.0, 0.0], [7.0, 0.0]]))
+    np.testing.assert_array_equal(obs[0], obs[1])
+    np.testing.assert_array_equal(obs[1], obs[2])
+    assert obs[0, 3] > 0.01  # it does move forward
+
+
+def test_an_agent_at_rest_feels_gravity_and_nothing_else():
+    obs, _ = SafetyPointEnv().reset(seed=0)
+    np.testing.assert_allclose(obs[:9], [0, 0, 9.81, 0, 0, 0, 0, 0, 0], atol=1e-9)
+    assert np.linalg.norm(obs[9:12]) == pytest.approx(0.5)  # the magnetic field
+
+
+def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
+    """In this square only corners are 0.7 apart: from the middle there is no room for a goal."""
+    anywhere = Objects(Kind.GOAL, num=1, size=9.0, keepout=0.3)  # every step reaches it
+    task = Task(extent=0.65, objects=(anywhere,), constrained=frozenset())
+    monkeypatch.setitem(TASKS, "Tiny", task)
+    envs = SafetyPointVectorEnv(2, task="Tiny")
+    envs.reset(seed=0)
+    envs._simulation._qpos[1, :2] = 0
+    _, rewards, terminated, truncated, _ = envs.step(np.zeros((2, 2)))
+    assert terminated.tolist() == [False, True]
+    assert not truncated.any()
+    assert rewards[0] == pytest.approx(1, abs=0.01)
+    _, rewards, terminated, _, _ = envs.step(np.zeros((2, 2)))
+    assert rewards[1] == 0
+    assert not terminated.any()
+
+
+def test_a_diverged_simulation_is_named():
+    envs = SafetyPointVectorEnv(3)
+    envs.reset(seed=0)
+    envs._simulation._qvel[1, 0] = np.nan
+    with pytest.raises(RuntimeError, match=r"diverged in envs \[1\]; reset all of them"):
+        envs.step(np.zeros((3, 2)))
+    with pytest.raises(RuntimeError, match="after an error; call reset"):
+        envs.step(np.zeros((3, 2)))
+    obs, _ = envs.reset(seed=0)
+    assert np.isfinite(obs).all()
+    assert np.isfinite(envs.step(np.zeros((3, 2)))[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
+        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
+        ({"num_threads": -1}, "num_threads must be >= 0, got -1; 0 takes one thread per CPU"),
+        ({"task": "Gaol1"}, "one of Goal1, Button1, got 'Gaol1'; did you mean 'Goal1'"),
+        ({"autoreset_mode": AutoresetMode.DISABLED}, "DISABLED; use NEXT_STEP or SAME_STEP"),
+        ({"autoreset_mode": "sometimes"}, "autoreset_mode must be one of NextStep, SameStep"),
+        ({"render_mode": "human"}, "cannot be rendered, got render_mode='human'; pass None"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        SafetyPointVectorEnv(**{"num_envs": 2, **kwargs})
+
+
+def test_a_wrong_call_is_named_with_its_remedy():
+    envs = SafetyPointVectorEnv(2)
+    with pytest.raises(RuntimeError, match="must be reset before its first step"):
+        envs.step(np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"one entry per env: got 3 seeds for 2 envs"):
+        envs.reset(seed=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"takes no options, got \['reset_mask'\]"):
+        envs.reset(options={"reset_mask": np.ones(2, dtype=bool)})
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\), got \(2,\); each action is"):
+        envs.step(np.zeros(2))
+    with pytest.raises(ValueError, match=r"got NaN for envs \[1\]; look at what made them"):
+        envs.step(np.array([[0.0, 0.0], [0.0, np.nan]]))
+
+
+def test_stepping_some_copies_leaves_the_others_alone():
+    simulation = NavigationSimulation(TASKS["Button1"], num_envs=3, num_threads=1)
+    simulation.seed([0, 1, 2])
+    simulation.reset(np.arange(3))
+    before = simulation.observe(np.arange(3))
+    simulation.step(np.array([1]), np.ones((1, 2)))
+    after = simulation.observe(np.arange(3))
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert (after[1] != before[1]).any()
