@@ -1,0 +1,193 @@
+"""The README and the pages in docs/ name what exists, list what is written, and their code runs."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import pbcrl
+from pbcrl import cost_model_report
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCRIPTS = ROOT / "cleanrl_scripts"
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+
+
+def section(page: str, heading: str) -> str:
+    """The text between a heading of second level and the next one."""
+    (found,) = re.findall(
+        rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL
+    )
+    return found
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row, headings and rules left out."""
+    lines = re.findall(r"^\|(.*)\|$", text, re.MULTILINE)
+    ruled = [i for i, line in enumerate(lines) if set(line) <= set("-|")]
+    kept = [line for i, line in enumerate(lines) if i not in ruled and i + 1 not in ruled]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)] for line in kept]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def functions(path: Path) -> set[str]:
+    return {
+        node.name
+        for node in ast.walk(ast.parse(read(path)))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+
+
+# -- Equations -------------------------------------------------------------------------------
+
+EQUATIONS = rows(read(ROOT / "docs" / "equations.md"))
+
+
+def test_every_numbered_equation_of_the_method_is_in_the_table():
+    listed = set()
+    for cell, *_ in EQUATIONS:
+        for first, last in re.findall(r"\b(\d+)(?:-(\d+))?\b(?!\.)", re.sub("`.*?`", "", cell)):
+            listed |= set(range(int(first), int(last or first) + 1))
+    assert listed >= set(range(1, 46))
+
+
+@pytest.mark.parametrize("name", sorted({name for row in EQUATIONS for name in names(row[2])}))
+def test_what_computes_an_equation_exists(name):
+    if "::" not in name:
+        found = pbcrl
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert callable(found)
+        return
+    file, part = name.split("::")
+    banners = re.findall(r"^ *# -- (\d\. [\w ]+?) -+$", read(SCRIPTS / file), re.MULTILINE)
+    assert part in functions(SCRIPTS / file) | set(banners)
+
+
+@pytest.mark.parametrize("node", sorted({name for row in EQUATIONS for name in names(row[3])}))
+def test_a_test_that_holds_an_equation_exists(node):
+    file, name = node.split("::")
+    assert name in functions(ROOT / "tests" / file)
+
+
+# -- Metrics ---------------------------------------------------------------------------------
+
+
+def keys_of(script: str, *variables: str) -> set[str]:
+    """The keys that a script puts into the dicts of these names, as its source has them."""
+    keys = set()
+    for node in ast.walk(ast.parse(read(SCRIPTS / script))):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if ast.unparse(target) in variables and isinstance(node.value, ast.Dict):
+                keys |= {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) in variables:
+                assert isinstance(target.slice, ast.Constant)
+                keys.add(target.slice.value)
+    return keys
+
+
+def documented(heading: str, script: str) -> set[str]:
+    table = rows(section(read(ROOT / "docs" / "metrics.md"), heading))
+    assert {who for _, who, *_ in table} <= {"both", "ppo_lag", "ppo_lag_pbcrl"}
+    listed = [names(key)[0] for key, who, *_ in table if who in ("both", script)]
+    assert len(listed) == len(set(listed))
+    return set(listed)
+
+
+REPORT = set(cost_model_report([-1.0, 2.0, 1.0], [0.0, 3.0, 1.0], 1.0))
+LINE = keys_of("run_io.py", "row")
+
+
+def test_the_metrics_of_ppo_lag_are_documented():
+    assert documented("metrics.jsonl", "ppo_lag") == LINE | keys_of("ppo_lag.py", "metrics")
+    assert documented("summary.json", "ppo_lag") == keys_of("ppo_lag.py", "summary")
+
+
+def test_the_metrics_of_ppo_lag_pbcrl_are_documented():
+    script = "ppo_lag_pbcrl.py"
+    line = LINE | keys_of(script, "metrics", "tuning")
+    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line
+    assert documented("summary.json", "ppo_lag_pbcrl") == keys_of(script, "summary") | REPORT
+
+
+def test_the_numbers_of_evaluate_are_documented():
+    assert documented("evaluate.py", "ppo_lag_pbcrl") == keys_of("evaluate.py", "result")
+
+
+# -- Arguments -------------------------------------------------------------------------------
+
+
+def arguments(script: str) -> dict[str, str]:
+    """Name and default of each argument of a script, as its source has them."""
+    (args,) = (
+        node
+        for node in ast.parse(read(SCRIPTS / script)).body
+        if isinstance(node, ast.ClassDef) and node.name == "Args"
+    )
+    fields = [field for field in args.body if isinstance(field, ast.AnnAssign)]
+    return {
+        ast.unparse(field.target): "" if field.value is None else ast.unparse(field.value)
+        for field in fields
+    }
+
+
+def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
+    page = read(ROOT / "docs" / "reading-of-the-paper.md")
+    table = rows(section(page, "Settings"))
+    assert len(table) > 10
+    defaults = arguments("ppo_lag_pbcrl.py")
+    for name, value, _ in table:
+        assert ast.literal_eval(names(value)[0]) == ast.literal_eval(defaults[names(name)[0]])
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
+    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py")
+    known = {name.replace("_", "-") for script in scripts for name in arguments(script)}
+    assert set(re.findall(r"(?<!-)--([a-z][a-z-]+)", read(page))) <= known
+
+
+# -- Code and links --------------------------------------------------------------------------
+
+
+@each_page
+def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
+    """Top to bottom in one namespace; `<!-- not run: why -->` above a block leaves it out."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    block = re.compile(r"(<!-- not run: .+ -->\n+)?^```python\n(.*?)^```$", re.M | re.S)
+    for skipped, source in block.findall(read(page)):
+        if not skipped:
+            exec(compile(source, page.name, "exec"), namespace)
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_the_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert linked.is_relative_to(ROOT), target
+        assert not anchor or anchor in anchors(linked), target
