@@ -2,9 +2,11 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 import pbcrl
 from pbcrl import cost_model_report
@@ -43,6 +45,7 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
+@cache
 def functions(path: Path) -> set[str]:
     return {
         node.name
@@ -165,7 +168,17 @@ def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
 # -- Code and links --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def one_thread():
+    """The examples are tiny: more threads only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @each_page
+@pytest.mark.usefixtures("one_thread")
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     """Top to bottom in one namespace; `<!-- not run: why -->` above a block leaves it out."""
     monkeypatch.chdir(tmp_path)
