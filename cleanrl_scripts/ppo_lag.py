@@ -239,8 +239,8 @@ def train(args: Args) -> Path:
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(args.seed)
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)
     envs = make_envs(args.env_id, args.num_envs)
+    limit = resolve_cost_limit(args.env_id, args.cost_limit)
     obs_dim, act_dim = flat_dims(envs)
     low, high = action_bounds(envs)
     agent = Agent(

@@ -90,6 +90,8 @@ class Args:
     """pairs per gradient step of the cost model"""
     pretrain_epochs: int = 200
     """most passes over the offline pairs"""
+    validate_every: int = 10
+    """gradient steps between two validations in pretraining"""
     patience: int = 10
     """validations without a new best at which pretraining stops"""
     dead_zone: float = 1.0
@@ -335,12 +337,19 @@ def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
     require_positive(
-        args, *counts, "offline_queries", "finetune_interval", "patience", "torch_threads"
+        args,
+        *counts,
+        "offline_queries",
+        "finetune_interval",
+        "patience",
+        "validate_every",
+        "torch_threads",
     )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(args.seed)
+    base_envs = make_envs(args.env_id, args.num_envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     total = args.num_iterations * args.batch_size
     oracle: Oracle = SyntheticOracle(
@@ -352,7 +361,6 @@ def train(args: Args) -> Path:
     )
     if args.replay_labels is not None:
         oracle = ReplayOracle(read_labels(args.replay_labels))
-    base_envs = make_envs(args.env_id, args.num_envs)
     obs_dim, act_dim = (
         base_envs.single_observation_space.shape[0],
         base_envs.single_action_space.shape[0],
@@ -426,6 +434,7 @@ def train(args: Args) -> Path:
                     valid,
                     max_epochs=args.pretrain_epochs,
                     patience=args.patience,
+                    validate_every=args.validate_every,
                     on_evaluation=lambda steps, e: run.say(
                         f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy of "
                         f"pairs {e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"

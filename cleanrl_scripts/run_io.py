@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import os
@@ -22,6 +23,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import tyro
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -36,8 +38,8 @@ INTERRUPTED = 130
 def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` copies of any Gymnasium env with flat Box spaces; ended ones reset at once.
 
-    An id with a vector entry point (all batched tasks of ours) is made batched, with its
-    `autoreset_mode` argument; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
+    An id whose vector entry point takes `autoreset_mode` (all batched tasks of ours) is made
+    batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
 
     Raises:
         ValueError: If the id is unknown (the nearest are named) or its spaces do not fit.
@@ -51,7 +53,10 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
             f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
             f"did you mean {' or '.join(near or ours)}? For an env of your own use 'module:Id-v0'"
         ) from error
-    if spec.vector_entry_point is not None:
+    batched = spec.vector_entry_point
+    if isinstance(batched, str):
+        batched = load_env_creator(batched)
+    if batched is not None and "autoreset_mode" in inspect.signature(batched).parameters:
         envs = gym.make_vec(env_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     else:
         options = {"autoreset_mode": AutoresetMode.SAME_STEP}

@@ -145,8 +145,8 @@ class PreferenceBuffer:
         if num_safe == 0 or num_unsafe == 0:
             raise LabelError(
                 "a limit lies between safe and unsafe trajectories, so both labels must occur: "
-                f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, or "
-                "check the cost limit of the oracle"
+                f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, "
+                "or check the cost limit of the oracle"
             )
 
     def _checked(self, pairs: Pairs) -> Pairs:

@@ -104,7 +104,7 @@ class CostModelTrainer:
         *,
         max_epochs: int = 200,
         patience: int = 10,
-        evaluations_per_epoch: int = 1,
+        validate_every: int | None = None,
         on_evaluation: Callable[[int, Evaluation], None] | None = None,
     ) -> list[Evaluation]:
         """Train until the held-out loss has stopped falling; restore the best weights.
@@ -117,7 +117,7 @@ class CostModelTrainer:
             valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
             max_epochs: Passes over `train` at most.
             patience: Evaluations without a new best before training stops.
-            evaluations_per_epoch: How often `valid` is scored per pass over `train`.
+            validate_every: Gradient steps between two evaluations; None is one per epoch.
             on_evaluation: Called with the number of gradient steps so far and each evaluation.
 
         Returns:
@@ -137,14 +137,11 @@ class CostModelTrainer:
             for _ in range(max_epochs):
                 order = self._rng.permutation(len(train))
                 batches = np.array_split(order, math.ceil(len(order) / self._batch_size))
-                stops = {
-                    math.ceil(len(batches) * (i + 1) / evaluations_per_epoch)
-                    for i in range(evaluations_per_epoch)
-                }
-                for count, indices in enumerate(batches, start=1):
+                for indices in batches:
                     self.gradient_step(train.batch(indices))
                     steps += 1
-                    if count not in stops:
+                    last = steps == max_epochs * len(batches)
+                    if steps % (validate_every or len(batches)) and not last:
                         continue
                     evaluation = self.evaluate(valid)
                     history.append(evaluation)

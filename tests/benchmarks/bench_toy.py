@@ -1,0 +1,115 @@
+"""The toy, several seeds: unconstrained PPO, PPO-Lag on the true cost, PbCRL on a learned one.
+
+`make toy` prints one row per seed and method, and the means: true cost over the limit, and PbCRL's
+return over that of PPO-Lag. Every run is a plain call of a script: any row can be repeated alone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
+ENV_ID = "PointHazards-v0"
+LEARNING = {
+    "total-timesteps": 400_000,
+    "num-envs": 20,
+    "num-steps": 100,
+    "minibatch-size": 500,
+    "hidden-sizes": (64, 64),
+    "lr": 1e-3,
+    "torch-threads": 1,
+}
+COST = {
+    "cost-lr": 1e-3,
+    "cost-batch-size": 128,
+    "offline-queries": 6_000,
+    "online-queries": 2_000,
+    "finetune-interval": 10,
+}
+
+
+@dataclass(frozen=True)
+class Args:
+    seeds: int = 5
+    """seeds 0, 1, ... of every method"""
+    eval_episodes: int = 100
+    """episodes of each final evaluation"""
+    workers: int = 2
+    """runs at a time"""
+    runs_dir: str = "runs/bench_toy"
+    """folder of the runs; what is finished there is not run again"""
+
+
+def command_of(script: str, options: dict[str, object]) -> list[str]:
+    command = [sys.executable, str(SCRIPTS / f"{script}.py")]
+    for name, value in options.items():
+        values = value if isinstance(value, tuple) else (value,)
+        command += [f"--{name}", *map(str, values)]
+    return command
+
+
+def run(args: Args, method: str, seed: int) -> dict[str, float]:
+    name = f"{method}__{seed}"
+    summary = Path(args.runs_dir) / name / "summary.json"
+    if not summary.exists():
+        options: dict[str, object] = {
+            "env-id": ENV_ID,
+            "seed": seed,
+            "eval-episodes": args.eval_episodes,
+            "runs-dir": args.runs_dir,
+            "run-name": name,
+            **LEARNING,
+        }
+        if method == "ppo":
+            command = command_of("ppo_lag", {**options, "cost-limit": "inf"})
+        elif method == "ppo_lag":
+            command = command_of("ppo_lag", options)
+        else:
+            command = command_of("ppo_lag_pbcrl", {**options, **COST})
+        with (Path(args.runs_dir) / f"{name}.log").open("w") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    found: dict[str, float] = json.loads(summary.read_text())
+    return found
+
+
+def main(args: Args) -> None:
+    Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
+    methods = "ppo", "ppo_lag", "pbcrl"
+    jobs = [(method, seed) for seed in range(args.seeds) for method in methods]
+    with ThreadPoolExecutor(args.workers) as pool:
+        results = dict(zip(jobs, pool.map(lambda job: run(args, *job), jobs), strict=True))
+    limit = 5.0
+    print(f"{ENV_ID}, limit {limit:g}, {args.eval_episodes} evaluation episodes")
+    columns = ("seed", 5), ("return", 9), ("true cost", 11), ("stochastic: return", 20), ("cost", 7)
+    print(f"{'method':<10}" + "".join(f"{name:>{width}}" for name, width in columns))
+    for (method, seed), result in sorted(results.items(), key=lambda item: item[0]):
+        print(
+            f"{method:<10}{seed:>5}{result['return']:>9.2f}{result['true_cost']:>11.2f}"
+            f"{result['return_stochastic']:>20.2f}{result['true_cost_stochastic']:>7.2f}"
+        )
+    means = {
+        (method, key): float(np.mean([results[method, seed][key] for seed in range(args.seeds)]))
+        for method in methods
+        for key in ("return", "true_cost", "return_stochastic", "true_cost_stochastic")
+    }
+    for kind, suffix in (("deterministic", ""), ("stochastic", "_stochastic")):
+        print(f"means of the {kind} policies:")
+        for method in methods:
+            cost, reward = means[method, "true_cost" + suffix], means[method, "return" + suffix]
+            print(
+                f"   {method:<9} return {reward:6.2f}, true cost {cost:6.2f} = {cost / limit:.2f} d"
+            )
+        share = means["pbcrl", "return" + suffix] / means["ppo_lag", "return" + suffix]
+        print(f"   PbCRL's return is {share:.0%} of PPO-Lag's")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
