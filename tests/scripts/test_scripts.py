@@ -26,11 +26,11 @@ from pbcrl import (
 
 from .conftest import SCRIPTS, SMALL, write_dataset
 
-ISSUE_KEYS = set(
-    "return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate "
-    "pair_accuracy type_ii_rate w2_raw w2_scaled w2_zscored violation_gap dead_zone multiplier "
-    "queries_used env_steps wall_seconds steps_per_second".split()
-)
+CONTRACT = """
+    return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate pair_accuracy
+    type_ii_rate w2_raw w2_scaled w2_zscored violation_gap dead_zone multiplier queries_used
+    env_steps wall_seconds steps_per_second
+"""
 
 
 def small_pbcrl(scripts, tmp_path, dataset, **changes):
@@ -40,9 +40,9 @@ def small_pbcrl(scripts, tmp_path, dataset, **changes):
         "offline_queries": 200,
         "online_queries": 12,
         "finetune_interval": 2,
-        "cost_lr": 1e-3,
+        "cost_lr": 3e-3,
         "cost_batch_size": 64,
-        "pretrain_epochs": 3,
+        "pretrain_epochs": 10,
         "dataset": dataset and str(dataset),
         "runs_dir": str(tmp_path),
         "run_name": "run",
@@ -82,12 +82,14 @@ def test_functions_of_the_same_name_are_identical_across_scripts():
     assert {"Agent", "gae", "play"} <= set(seen)
 
 
+# Four evaluation episodes may all be safe.
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     scripts, tmp_path, toy_dataset, capsys
 ):
     folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
     summary = json.loads((folder / "summary.json").read_text())
-    assert set(summary) >= ISSUE_KEYS
+    assert set(summary) >= set(CONTRACT.split())
     assert summary["env_steps"] == 1200
     assert summary["queries_used"] == len(read_labels(folder / "labels.jsonl")) > 20
     assert summary["bias"] == pytest.approx(abs(summary["true_cost"] - 5))
@@ -255,7 +257,7 @@ def test_evaluating_a_folder_without_a_run_says_what_is_missing(scripts, tmp_pat
         scripts.evaluate.evaluate(scripts.evaluate.Args(str(tmp_path)))
 
 
-def test_a_user_error_is_one_line_and_no_traceback(scripts, capsys):
+def test_a_user_error_is_one_line_and_no_traceback(scripts):
     with pytest.raises(SystemExit, match="error: --env-id must be a registered Gymnasium id"):
         scripts.run_io.main(
             scripts.ppo_lag.train, scripts.ppo_lag.Args, ["--env-id", "SafetyPointGaol1-v0"]
