@@ -8,9 +8,9 @@ from types import ModuleType, SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from pbcrl_envs.toy import PointHazardsEnv
 
 from pbcrl import Trajectory, TrajectoryWriter
+from pbcrl_envs.toy import PointHazardsEnv
 
 SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 
@@ -95,7 +95,7 @@ def _variants_of_the_toy():
 
 
 def random_episodes(env_id: str, count: int) -> list[Trajectory]:
-    """Play `count` episodes of a drifting random driver on a single env of the toy, with its costs."""
+    """Play `count` episodes of a drifting random driver on a single env of the toy, with costs."""
     env = gym.make(env_id)
     rng = np.random.default_rng(0)
     episodes = []

@@ -26,11 +26,28 @@ from pbcrl import (
 
 from .conftest import SCRIPTS, SMALL, write_dataset
 
-ISSUE_KEYS = set(
-    "return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate "
-    "pair_accuracy type_ii_rate w2_raw w2_scaled w2_zscored violation_gap dead_zone multiplier "
-    "queries_used env_steps wall_seconds steps_per_second".split()
-)
+ISSUE_KEYS = {
+    "return",
+    "true_cost",
+    "learned_cost",
+    "cost_limit",
+    "bias",
+    "accuracy",
+    "balanced_accuracy",
+    "base_rate",
+    "pair_accuracy",
+    "type_ii_rate",
+    "w2_raw",
+    "w2_scaled",
+    "w2_zscored",
+    "violation_gap",
+    "dead_zone",
+    "multiplier",
+    "queries_used",
+    "env_steps",
+    "wall_seconds",
+    "steps_per_second",
+}
 
 
 def small_pbcrl(scripts, tmp_path, dataset, **changes):
@@ -255,7 +272,7 @@ def test_evaluating_a_folder_without_a_run_says_what_is_missing(scripts, tmp_pat
         scripts.evaluate.evaluate(scripts.evaluate.Args(str(tmp_path)))
 
 
-def test_a_user_error_is_one_line_and_no_traceback(scripts, capsys):
+def test_a_user_error_is_one_line_and_no_traceback(scripts):
     with pytest.raises(SystemExit, match="error: --env-id must be a registered Gymnasium id"):
         scripts.run_io.main(
             scripts.ppo_lag.train, scripts.ppo_lag.Args, ["--env-id", "SafetyPointGaol1-v0"]
