@@ -13,6 +13,7 @@ if __name__ != "pbcrl_envs":
 from typing import Any
 
 import gymnasium
+
 from pbcrl_envs.tasks import TASKS, Task, cost_limit
 from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
 

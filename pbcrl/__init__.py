@@ -32,13 +32,8 @@ from pbcrl.cost_model import CostModel
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.trainer import CostModelTrainer, Evaluation
-from pbcrl.wrappers import (
-    PreferenceCostVectorWrapper,
-    PreferenceCostWrapper,
-    TrajectoryRecorder,
-    finished_trajectories,
-    step_costs,
-)
+from pbcrl.recorder import TrajectoryRecorder, finished_trajectories, step_costs
+from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 from pbcrl.metrics import (
     accuracy,
     balanced_accuracy,
@@ -54,14 +49,9 @@ from pbcrl.metrics import (
     w2_zscored,
     wasserstein2,
 )
-from pbcrl.storage import (
-    LabelLog,
-    TrajectoryDataset,
-    TrajectoryWriter,
-    load_tensors,
-    read_labels,
-    save_tensors,
-)
+from pbcrl.storage import load_tensors, save_tensors
+from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 
 __version__ = "0.1.0"
 

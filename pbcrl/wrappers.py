@@ -1,4 +1,4 @@
-"""From Gymnasium environments to learned costs and finished trajectories, single and vectorised.
+"""The learned cost in the place of the true one, for single and for vectorised environments.
 
 A wrapper scores every step with a cost model, so that code which reads `info["cost"]` trains on the
 learned cost unchanged, and hands out each finished episode as a `Trajectory`. Knows nothing of
@@ -20,208 +20,15 @@ from gymnasium.wrappers import Autoreset
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.cost_model import CostModel
-from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.errors import NonFiniteError
+from pbcrl.recorder import (
+    BoolArray,
+    TrajectoryRecorder,
+    cost_array,
+    finished_trajectories,
+    step_costs,
+)
 from pbcrl.trajectory import FloatArray, Trajectory
-
-BoolArray = NDArray[np.bool_]
-
-_FIRST_CAPACITY = 128
-
-
-def finished_trajectories(infos: Mapping[str, Any]) -> list[Trajectory]:
-    """Return the episodes that ended in this step, in the order of their environments.
-
-    Takes what `step` of either wrapper returned, or a Gymnasium vector env over single wrappers in
-    either autoreset mode; no episode gives an empty list.
-
-    Args:
-        infos: The info of a single env or of a vector env.
-    """
-    found: list[Trajectory] = []
-    if isinstance(infos.get("final_info"), Mapping):
-        found += finished_trajectories(infos["final_info"])
-    entry = infos.get("trajectory")
-    if isinstance(entry, Trajectory):
-        found.append(entry)
-    elif entry is not None:
-        found += [trajectory for trajectory in entry if trajectory is not None]
-    return found
-
-
-def step_costs(
-    infos: Mapping[str, Any], num_envs: int, done: ArrayLike, *, valid: ArrayLike | None = None
-) -> FloatArray | None:
-    """Return the environments' own cost of one vectorised step, wherever the infos hold it.
-
-    With SAME_STEP autoreset, Gymnasium's vector envs move the last step of an episode into
-    `infos["final_info"]`, since `infos["cost"]` then speaks of the reset. A batched env may keep
-    every step in `infos["cost"]`; both are read. Report costs as floats: Gymnasium takes the type
-    of the array from the first env that reports, and an int there truncates the others.
-
-    Args:
-        infos: Infos of a vector env whose envs report `info["cost"]`, before any of our wrappers.
-        num_envs: N.
-        done: Which episodes ended in this step, bool (N,).
-        valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
-            autoreset. None if all are.
-
-    Returns:
-        True cost per step, (N,), 0 where not `valid`; None if no valid row reports one. All zero
-        if all envs reset in this step, since none could report.
-
-    Raises:
-        MissingCostError: If some valid rows report a cost and others do not.
-        ValueError: If a reported cost is not one number per env.
-    """
-    costs = np.zeros(num_envs, np.float32)
-    reported = np.zeros(num_envs, np.bool_)
-    if "cost" in infos:
-        costs[:] = _cost_array(infos["cost"], (num_envs,))
-        reported[:] = infos.get("_cost", True)
-    final_info = infos.get("final_info", {})
-    if "cost" in final_info:
-        ended = np.asarray(done, np.bool_) & infos.get("_final_info", True)
-        costs[ended] = _cost_array(final_info["cost"], (num_envs,))[ended]
-        reported[ended] = np.broadcast_to(final_info.get("_cost", True), (num_envs,))[ended]
-    real = np.broadcast_to(np.asarray(True if valid is None else valid, np.bool_), (num_envs,))
-    missing = real & ~reported
-    reported &= real
-    if real.any() and not reported.any():
-        return None
-    if missing.any():
-        raise MissingCostError(
-            "either every env reports a cost at every step or none does, but env(s) "
-            f"{np.flatnonzero(missing).tolist()} of {num_envs} reported none; set info['cost'] in "
-            "every step of the env, and mark the reset steps of NEXT_STEP autoreset by `valid`"
-        )
-    return np.where(reported, costs, np.float32(0))
-
-
-class TrajectoryRecorder:
-    """Collects the rows of N environments that step together and hands out finished episodes.
-
-    The vector wrapper's memory, and usable without a cost model, to collect a dataset. Costs a few
-    array writes per step, whatever N: an environment is looked at alone only when its episode ends.
-
-    Args:
-        num_envs: N. The sizes of the rows are those of the first step.
-
-    Raises:
-        ValueError: If `num_envs` is not positive.
-    """
-
-    lengths: NDArray[np.int64]
-    """Steps so far of each unfinished episode, (N,). To be read only."""
-    reports_costs: bool | None
-    """Whether the episodes have costs, as of the last step; None before the first one."""
-
-    def __init__(self, num_envs: int) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be positive, got {num_envs}")
-        self.lengths = np.zeros(num_envs, np.int64)
-        self.reports_costs = None
-        self._all_rows = np.arange(num_envs)
-        self._allocate(obs_dim=1, act_dim=1)
-
-    def record(
-        self,
-        obs: NDArray[Any],
-        actions: NDArray[Any],
-        costs: NDArray[Any] | None,
-        done: BoolArray,
-        *,
-        valid: BoolArray | None = None,
-    ) -> list[Trajectory]:
-        """Add one step of every env; its arrays are copied.
-
-        Args:
-            obs: s_t, from before the step, (N, obs_dim).
-            actions: a_t as executed, (N, act_dim).
-            costs: True cost of the step, (N,), or None if the envs report none.
-            done: Episodes that ended with this step, terminated or truncated, bool (N,).
-            valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
-                autoreset, which are not recorded. None if all are.
-
-        Returns:
-            The episodes that ended, in the order of `np.flatnonzero(done)` over the valid rows.
-
-        Raises:
-            ValueError: If a shape is wrong.
-            MissingCostError: If costs appear or vanish within an episode; nothing is recorded.
-            NonFiniteError: If an episode that ends holds NaN or an infinity.
-        """
-        if self.reports_costs is None:  # first rows
-            self._allocate(
-                obs_dim=obs.shape[1] if obs.ndim == 2 else 1,
-                act_dim=actions.shape[1] if actions.ndim == 2 else 1,
-            )
-        self._check_shapes(obs=obs, actions=actions, costs=costs, done=done, valid=valid)
-        done = done.astype(np.bool_, copy=False)  # as an integer it would index
-        rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
-        if len(rows) == 0:
-            return []
-        has_costs = costs is not None
-        if has_costs is not self.reports_costs:
-            if self.lengths.any():
-                raise MissingCostError(
-                    "an episode has a true cost at every step or at none, but costs were "
-                    f"{'reported' if has_costs else 'missing'} at this step and "
-                    f"{'missing' if has_costs else 'reported'} at the one before; "
-                    "set info['cost'] in every step of the env"
-                )
-            self.reports_costs = has_costs
-        steps = self.lengths[rows]
-        if steps.max() == self._costs.shape[1]:
-            self._grow()
-        if len(rows) < len(self.lengths):
-            obs, actions = obs[rows], actions[rows]
-            costs = None if costs is None else costs[rows]
-        self._obs[rows, steps] = obs
-        self._actions[rows, steps] = actions
-        if costs is not None:
-            self._costs[rows, steps] = costs
-        self.lengths[rows] += 1
-        if not done.any():
-            return []
-        return [self._take(row) for row in rows[done[rows]].tolist()]
-
-    def drop_unfinished(self) -> None:
-        """Forget the rows of all unfinished episodes, as after a reset."""
-        self.lengths[:] = 0
-
-    def _take(self, row: int) -> Trajectory:
-        steps = int(self.lengths[row])
-        self.lengths[row] = 0
-        return Trajectory(
-            self._obs[row, :steps].copy(),
-            self._actions[row, :steps].copy(),
-            self._costs[row, :steps].copy() if self.reports_costs else None,
-        )
-
-    def _allocate(self, *, obs_dim: int, act_dim: int) -> None:
-        rows = (len(self.lengths), _FIRST_CAPACITY)
-        self._obs = np.empty((*rows, obs_dim), np.float32)
-        self._actions = np.empty((*rows, act_dim), np.float32)
-        self._costs = np.empty(rows, np.float32)
-
-    def _grow(self) -> None:
-        # Doubling: the copies of a whole episode cost less than writing its rows did.
-        self._obs = np.concatenate([self._obs, np.empty_like(self._obs)], axis=1)
-        self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
-        self._costs = np.concatenate([self._costs, np.empty_like(self._costs)], axis=1)
-
-    def _check_shapes(self, **given: NDArray[Any] | None) -> None:
-        for name, array in given.items():
-            shape: tuple[int, ...] = self.lengths.shape
-            if name == "obs":
-                shape += self._obs.shape[2:]
-            elif name == "actions":
-                shape += self._actions.shape[2:]
-            if array is not None and array.shape != shape:
-                raise ValueError(
-                    f"{name} must have one row per env, shape {shape}, got {array.shape}; "
-                    "pass the arrays of the vector env as they are"
-                )
 
 
 class PreferenceCostWrapper(
@@ -310,7 +117,7 @@ class PreferenceCostWrapper(
         info = {**env_info, "cost": float(learned_cost[0])}  # a copy: the env may reuse its dict
         true_cost = None
         if "cost" in env_info:
-            true_cost = _cost_array(env_info["cost"], ())[None]
+            true_cost = cost_array(env_info["cost"], ())[None]
             _require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
         if not self._ended:
@@ -435,7 +242,8 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             infos |= {"true_cost": true_cost, "_true_cost": valid}
         finished = self._recorder.record(obs, executed, true_cost, done, valid=valid)
         if finished:
-            _require_true_costs(env_infos)
+            if finished_trajectories(env_infos):
+                raise ValueError(_WRAPPED_TWICE)
             infos |= self._ending(infos, finished, done & valid, step)
         self._obs = next_rows
         self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
@@ -531,18 +339,6 @@ def _float32(name: str, array: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
     return cast
 
 
-def _cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
-    costs = np.asarray(reported)
-    if costs.shape != shape or costs.dtype.kind not in "fiub":
-        raise ValueError(
-            "info['cost'] must be one number per env and step, got "
-            f"shape {costs.shape[len(shape) :]} and dtype {costs.dtype}; "
-            "sum several costs to one float in the env"
-        )
-    with np.errstate(over="ignore"):
-        return costs.astype(np.float32)
-
-
 def _require_flat_spaces(
     obs_space: gym.Space[Any],
     action_space: gym.Space[Any],
@@ -580,8 +376,3 @@ def _require_bare(env: gym.Env[Any, Any]) -> None:
                 "itself by Autoreset; put Autoreset outside this wrapper"
             )
         env = env.env
-
-
-def _require_true_costs(env_infos: Mapping[str, Any]) -> None:
-    if finished_trajectories(env_infos):
-        raise ValueError(_WRAPPED_TWICE)

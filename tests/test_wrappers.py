@@ -10,50 +10,12 @@ from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, TimeLi
 
 from pbcrl.cost_model import CostModel
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.wrappers import (
-    PreferenceCostVectorWrapper,
-    PreferenceCostWrapper,
-    TrajectoryRecorder,
-    finished_trajectories,
-    step_costs,
-)
+from pbcrl.recorder import finished_trajectories
+from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
+
+from .counters import ACTIONS, LENGTHS, MODES, Counter, counters
 
 NOT_REPORTED = dict.fromkeys(range(1, 5))
-MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-
-
-class Counter(gym.Env):
-    """s_t = (t, offset); the cost of an action is |a_0|; ends after `length` steps.
-
-    The offset is drawn at each reset, so that a trajectory tells from which episode it comes.
-    `obs`, `reward` and `cost` replace values at single steps; a cost of None is not reported.
-    """
-
-    observation_space = Box(-1000, 1000, (2,), np.float32)
-    action_space = Box(-1, 1, (1,), np.float32)
-
-    def __init__(self, length=3, *, obs=None, reward=None, cost=None, raises_at=None):
-        self.length, self.raises_at = length, raises_at
-        self.bad_obs, self.bad_reward, self.bad_cost = obs or {}, reward or {}, cost or {}
-        self.received = []
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        self.t = 0
-        self.offset = float(self.np_random.integers(100, 900))
-        return self.obs(), {}
-
-    def step(self, action):
-        self.received.append(np.array(action))
-        self.t += 1
-        if self.t == self.raises_at:
-            raise RuntimeError("the simulator fell over")
-        cost = self.bad_cost.get(self.t, abs(float(action[0])))
-        info = {} if cost is None else {"cost": cost}
-        return self.obs(), self.bad_reward.get(self.t, 1.0), self.t >= self.length, False, info
-
-    def obs(self):
-        return np.array([self.bad_obs.get(self.t, self.t), self.offset], np.float32)
 
 
 class BatchedCounter(VectorEnv):
@@ -394,14 +356,6 @@ def test_an_env_that_resets_itself_is_refused():
 
 # -- The vector wrapper --------------------------------------------------------------------------
 
-LENGTHS = [3, 1, 4]
-ACTIONS = np.random.default_rng(0).uniform(-1, 1, (20, len(LENGTHS), 1)).astype(np.float32)
-
-
-def counters(mode, make=SyncVectorEnv, **options):
-    fns = [lambda length=length: TimeLimit(Counter(99), length) for length in LENGTHS]
-    return make(fns, autoreset_mode=mode, **options)
-
 
 def by_single_wrapper(model, row, mode):
     """What the single wrapper records of one env for the actions that a vector env gives it."""
@@ -652,120 +606,3 @@ def test_costs_from_some_envs_only_are_refused(mode, silent_at):
         envs.step(zeros)
     with pytest.raises(MissingCostError, match=r"env\(s\) \[1\] of 2 reported none; set info"):
         envs.step(zeros)
-
-
-# -- Pieces that scripts use without a cost model ------------------------------------------------
-
-
-def test_step_costs_without_any_cost_is_none():
-    assert step_costs({}, 2, np.array([False, False])) is None
-
-
-def test_step_costs_of_a_batched_env_are_its_own():
-    costs = step_costs({"cost": np.array([1.0, 2.0])}, 2, np.array([True, False]))
-    np.testing.assert_array_equal(costs, [1.0, 2.0])
-
-
-def test_step_costs_of_an_ended_episode_come_from_final_info():
-    infos = {
-        "cost": np.array([7.0, 2.0]),  # 7 is what the reset reported
-        "_cost": np.array([True, True]),
-        "final_info": {"cost": np.array([1.0, 0.0]), "_cost": np.array([True, False])},
-        "_final_info": np.array([True, False]),
-    }
-    np.testing.assert_array_equal(step_costs(infos, 2, np.array([True, False])), [1.0, 2.0])
-
-
-def test_step_costs_of_reset_rows_are_zero_and_need_no_report():
-    infos = {"cost": np.array([5.0, 2.0]), "_cost": np.array([False, True])}
-    done, valid = np.array([False, False]), np.array([False, True])
-    np.testing.assert_array_equal(step_costs(infos, 2, done, valid=valid), [0.0, 2.0])
-    with pytest.raises(MissingCostError, match=r"env\(s\) \[0\] .* mark the reset steps"):
-        step_costs(infos, 2, done)
-
-
-def test_step_costs_are_zero_where_all_envs_reset():
-    no = np.array([False, False])
-    np.testing.assert_array_equal(step_costs({}, 2, no, valid=no), [0.0, 0.0])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_step_costs_reads_gymnasiums_vector_envs_in_both_modes(mode):
-    envs = counters(mode)
-    envs.reset(seed=0)
-    valid = np.ones(3, bool)
-    for actions in ACTIONS:
-        *_, terminated, truncated, infos = envs.step(actions)
-        done = terminated | truncated
-        costs = step_costs(infos, 3, done, valid=valid)
-        np.testing.assert_array_equal(costs, np.abs(actions[:, 0]) * valid)
-        if mode is AutoresetMode.NEXT_STEP:
-            valid = ~done
-
-
-NEITHER, BOTH = np.array([False, False]), np.array([True, True])
-
-
-def row(t):
-    """obs, actions, costs of two envs at step t."""
-    return np.full((2, 3), t), np.full((2, 1), -t), np.array([t, 10.0 * t])
-
-
-def test_the_recorder_gives_each_env_its_own_episode():
-    recorder = TrajectoryRecorder(2)
-    assert recorder.record(*row(0), NEITHER) == []
-    (second,) = recorder.record(*row(1), np.array([False, True]))
-    np.testing.assert_array_equal(second.costs, [0.0, 10.0])
-    first, again = recorder.record(*row(2), BOTH)
-    np.testing.assert_array_equal(first.costs, [0.0, 1.0, 2.0])
-    np.testing.assert_array_equal(first.actions[:, 0], [0, -1, -2])
-    np.testing.assert_array_equal(again.obs, [[2, 2, 2]])
-
-
-def test_the_recorder_skips_rows_that_are_no_steps():
-    recorder = TrajectoryRecorder(2)
-    recorder.record(*row(0), NEITHER, valid=np.array([True, False]))
-    recorder.record(*row(1)[:2], None, NEITHER, valid=NEITHER)  # no step, so no cost is missing
-    np.testing.assert_array_equal(recorder.lengths, [1, 0])
-    first, second = recorder.record(*row(2), BOTH)
-    np.testing.assert_array_equal(first.costs, [0.0, 2.0])
-    np.testing.assert_array_equal(second.costs, [20.0])
-
-
-def test_a_handed_out_trajectory_is_not_overwritten():
-    recorder = TrajectoryRecorder(2)
-    first, _ = recorder.record(*row(1), BOTH)
-    recorder.record(*row(2), NEITHER)
-    np.testing.assert_array_equal(first.obs, [[1, 1, 1]])
-
-
-def test_the_recorder_reads_numbers_as_done_flags():
-    recorder = TrajectoryRecorder(2)
-    (only,) = recorder.record(*row(3), np.array([0.0, 1.0]))
-    np.testing.assert_array_equal(only.costs, [30.0])
-
-
-def test_the_recorder_refuses_costs_that_vanish_and_keeps_what_it_has():
-    recorder = TrajectoryRecorder(2)
-    recorder.record(*row(0), NEITHER)
-    with pytest.raises(MissingCostError, match="missing at this step and reported at the one bef"):
-        recorder.record(*row(1)[:2], None, NEITHER)
-    np.testing.assert_array_equal(recorder.lengths, [1, 1])
-    recorder.drop_unfinished()
-    recorder.record(*row(1)[:2], None, NEITHER)
-    with pytest.raises(MissingCostError, match="reported at this step and missing at the one bef"):
-        recorder.record(*row(2), NEITHER)
-
-
-def test_the_recorder_refuses_rows_that_numpy_would_spread():
-    recorder = TrajectoryRecorder(2)
-    obs, actions, costs = row(0)
-    with pytest.raises(ValueError, match=r"actions must have .* shape \(2, 1\), got \(2,\)"):
-        recorder.record(obs, actions[:, 0], costs, NEITHER)
-    with pytest.raises(ValueError, match=r"costs must have .* shape \(2,\), got \(2, 1\)"):
-        recorder.record(obs, actions, costs[:, None], NEITHER)
-    recorder.record(obs, actions, costs, NEITHER)
-    with pytest.raises(ValueError, match=r"obs must have .* shape \(2, 3\), got \(2, 1\)"):
-        recorder.record(obs[:, :1], actions, costs, NEITHER)
-    with pytest.raises(ValueError, match="num_envs must be positive, got 0"):
-        TrajectoryRecorder(0)

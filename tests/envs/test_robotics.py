@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+
 from pbcrl_envs.robotics import SafetyPointEnv, SafetyPointVectorEnv
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.physics import build_model

@@ -6,8 +6,9 @@ import sys
 import warnings
 
 import gymnasium
-import pbcrl_envs
 import pytest
+
+import pbcrl_envs
 from pbcrl_envs import TASKS, cost_limit
 
 

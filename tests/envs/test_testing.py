@@ -2,10 +2,11 @@
 
 import gymnasium
 import numpy as np
-import pbcrl_envs  # noqa: F401 - registers the ids
 import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
 from pbcrl_envs.toy import PointHazardsVectorEnv
 

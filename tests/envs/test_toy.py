@@ -2,11 +2,12 @@
 
 import gymnasium
 import numpy as np
-import pbcrl_envs  # noqa: F401 - registers the ids
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+
+import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl_envs.toy import PointHazardsEnv, PointHazardsVectorEnv
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS, SPAWN_MARGIN, _move
 

@@ -1,0 +1,416 @@
+"""Trajectories on disk: a uniform sample of those of a whole run, however long, memory-mapped.
+
+A dataset is a folder of plain .npy files, which NumPy alone reads, and a `meta.json` that describes
+them. Row i of every array belongs to trajectory i; a row of steps is as long as the longest
+possible trajectory, with zeros after its end. Knows nothing of environments and labels.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pbcrl.errors import MismatchError, StorageError
+from pbcrl.storage import (
+    FORMAT_VERSION,
+    check_format,
+    corrupt,
+    read_bytes,
+    sync_folder,
+    unreadable,
+    unwritable,
+    write_all,
+    write_atomically,
+)
+from pbcrl.trajectory import Trajectory
+
+_logger = logging.getLogger(__name__)
+
+_FORMAT = "pbcrl-trajectories"
+_FILES = {"meta.json", "obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy"}
+_HEADER_BYTES = 256  # of each .npy file: fixed, as the number of rows is filled in at the end
+
+
+@final
+class TrajectoryWriter:
+    """Keeps a uniform sample of all trajectories of a run in a folder, however long the run.
+
+    The first `capacity` trajectories are all kept, in order; later ones replace a random one
+    (reservoir sampling, Algorithm R), so that every trajectory of the run is equally likely to be
+    in the sample. Rows go to disk at once, into `<path>.partial`; `close` renames that to `path`.
+    Leaving the `with` block closes, also by an exception or Ctrl-C: what was collected is kept.
+    One writer per path: the partial folder of a killed run is replaced.
+
+    Args:
+        path: The folder to make; missing parents are made.
+        env_id: Gymnasium id of the env that the trajectories come from.
+        obs_dim: Width of an observation row.
+        act_dim: Width of an action row.
+        horizon: Steps of the longest possible trajectory.
+        capacity: Trajectories to keep.
+        rng: Draws which ones.
+        overwrite: Replace the dataset at `path` on closing; the old one stays until then.
+
+    Raises:
+        ValueError: If a size is below 1.
+        StorageError: If `path` exists, or the folder cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        env_id: str,
+        obs_dim: int,
+        act_dim: int,
+        horizon: int,
+        capacity: int = 10_000,
+        rng: np.random.Generator,
+        overwrite: bool = False,
+    ) -> None:
+        if min(obs_dim, act_dim, horizon, capacity) < 1:
+            raise ValueError(
+                "a dataset needs sizes of at least 1, got "
+                f"{obs_dim=}, {act_dim=}, {horizon=}, {capacity=}; flatten spaces to vectors"
+            )
+        self.path = Path(path)
+        """Where the dataset will be."""
+        self._partial = self.path.with_name(f"{self.path.name}.partial")
+        self._meta = _Meta(env_id, obs_dim, act_dim, horizon)
+        self._lengths = np.zeros(capacity, np.int64)  # 0: the row is free, or torn by an interrupt
+        self._episodes = np.zeros(capacity, np.int64)
+        self._rng, self._overwrite, self._closed = rng, overwrite, False
+        self._check_target()
+        try:
+            if self._partial.exists():
+                _logger.info("replacing %s, left by a run that was killed", self._partial)
+                shutil.rmtree(self._partial)
+            self._partial.mkdir(parents=True)
+        except OSError as error:
+            raise unwritable(self._partial, error) from error
+
+    @property
+    def seen(self) -> int:
+        """Trajectories of the run so far, kept or not."""
+        return self._meta.seen
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count one more trajectory of the run, and keep it or not as the draw falls.
+
+        Raises:
+            ValueError: If its widths, its length or having costs does not fit the dataset.
+            StorageError: If the writer is closed, or the disk is full.
+        """
+        if self._closed:
+            raise StorageError(
+                f"trajectories go into an open dataset, but {self.path} is closed; "
+                "write a new one to another path"
+            )
+        self._check(trajectory)
+        number, capacity = self.seen, len(self._lengths)
+        if number == 0:
+            self._meta.has_costs = trajectory.costs is not None
+        self._meta.seen += 1
+        slot = number if number < capacity else int(self._rng.integers(number + 1))
+        if slot >= capacity:
+            return
+        self._lengths[slot] = 0
+        self._episodes[slot] = number
+        try:
+            for name, shape in self._meta.step_arrays().items():
+                row = np.zeros(shape, "<f4")
+                row[: len(trajectory)] = getattr(trajectory, name)
+                self._write_row(name, slot, row.tobytes())
+        except OSError as error:
+            raise unwritable(self._partial, error) from error
+        self._lengths[slot] = len(trajectory)
+
+    def close(self) -> None:
+        """Finish the dataset and put it at `path`; a second call does nothing.
+
+        Raises:
+            StorageError: If no trajectory was added (then nothing is left behind), or the dataset
+                cannot be written (then the message says where the rows are).
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if not self._lengths.any():
+            shutil.rmtree(self._partial, ignore_errors=True)
+            raise StorageError(
+                "a dataset needs at least one finished episode, but none was added to "
+                f"{self.path}; collect for longer than one episode"
+            )
+        try:
+            self._fill_gaps()
+            self._describe()
+            self._publish()
+        except OSError as error:
+            raise unwritable(self._partial, error) from error
+
+    def __enter__(self) -> TrajectoryWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except StorageError as error:
+            if kind is None:
+                raise
+            # What ended the run goes on to the caller; this must not hide it.
+            _logger.error("interrupted, and no dataset was written: %s", error)
+        else:
+            if kind is not None:
+                kept = self._meta.count
+                _logger.warning("interrupted: %d trajectories are in %s", kept, self.path)
+
+    def _check_target(self) -> None:
+        if not self.path.exists():
+            return
+        if not self._overwrite:
+            raise StorageError(
+                f"a dataset is written to a new folder, but {self.path} exists; choose another "
+                "path, remove it, or pass overwrite=True"
+            )
+        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else {"a file"}
+        if foreign := sorted(names - _FILES):
+            raise StorageError(
+                f"overwrite=True replaces a dataset and nothing else, but {self.path} holds "
+                f"{', '.join(foreign)}; move that away, or choose another path"
+            )
+
+    def _check(self, trajectory: Trajectory) -> None:
+        meta = self._meta
+        found = (trajectory.obs.shape[1], trajectory.actions.shape[1])
+        if found != (meta.obs_dim, meta.act_dim):
+            raise ValueError(
+                f"the trajectories of {self.path} have obs_dim {meta.obs_dim} and act_dim "
+                f"{meta.act_dim}, got {found[0]} and {found[1]}; write another env to another path"
+            )
+        if len(trajectory) > meta.horizon:
+            raise ValueError(
+                f"the trajectories of {self.path} have at most {meta.horizon} steps, got "
+                f"{len(trajectory)}; open the writer with a longer horizon"
+            )
+        if self.seen and meta.has_costs != (trajectory.costs is not None):
+            raise ValueError(
+                f"all trajectories of {self.path} have costs or none has, but this one differs "
+                "from the first; record info['cost'] in every episode, or in none"
+            )
+
+    def _write_row(self, name: str, slot: int, row: bytes) -> None:
+        path = self._partial / f"{name}.npy"
+        path.touch()
+        with open(path, "r+b", buffering=0) as file:
+            file.seek(_HEADER_BYTES + slot * len(row))
+            write_all(file, row)
+
+    def _fill_gaps(self) -> None:
+        """Move the last rows into the places of torn ones, so that the first `count` are whole."""
+        whole = np.flatnonzero(self._lengths)
+        count = self._meta.count = len(whole)
+        gaps, moved = np.flatnonzero(self._lengths[:count] == 0), whole[whole >= count]
+        for name, shape in self._meta.step_arrays().items():
+            row_bytes = 4 * math.prod(shape)
+            for gap, last in zip(gaps.tolist(), moved.tolist(), strict=True):
+                with open(self._partial / f"{name}.npy", "rb") as file:
+                    file.seek(_HEADER_BYTES + last * row_bytes)
+                    row = file.read(row_bytes)
+                self._write_row(name, gap, row)
+        self._lengths[gaps], self._episodes[gaps] = self._lengths[moved], self._episodes[moved]
+
+    def _describe(self) -> None:
+        """Complete the .npy files, now that the number of their rows is known, and add the meta."""
+        meta = self._meta
+        self._write_row("lengths", 0, self._lengths[: meta.count].astype("<i8").tobytes())
+        self._write_row("episodes", 0, self._episodes[: meta.count].astype("<i8").tobytes())
+        for name, (dtype, shape) in meta.arrays().items():
+            path = self._partial / f"{name}.npy"
+            with open(path, "r+b", buffering=0) as file:
+                write_all(file, _npy_header(dtype, shape))
+                file.truncate(_file_bytes(dtype, shape))
+                os.fsync(file.fileno())
+            meta.crc32[name] = _crc32(path)
+        write_atomically(self._partial / "meta.json", meta.to_json().encode())
+
+    def _publish(self) -> None:
+        """Move the folder to its place; an older dataset there goes only now."""
+        replaced = self.path.with_name(f"{self.path.name}.replaced")
+        if self._overwrite and self.path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(self.path, replaced)
+        os.rename(self._partial, self.path)
+        sync_folder(self.path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+@final
+class TrajectoryDataset(Sequence[Trajectory]):
+    """The trajectories of a folder, memory-mapped: each is a read-only view, read when it is used.
+
+    Opening reads every file once, to compare its checksum.
+
+    Args:
+        path: A folder that `TrajectoryWriter` made.
+        env_id: The env that the trajectories must come from; None takes any.
+
+    Raises:
+        StorageError: If the dataset is missing or unreadable.
+        CorruptFileError: If a file is damaged; the message names it.
+        FormatVersionError: If another version of the format wrote it.
+        MismatchError: If it comes from another env than `env_id`.
+    """
+
+    env_id: str
+    """Gymnasium id of the env that the trajectories come from."""
+    obs_dim: int
+    """Width of an observation row."""
+    act_dim: int
+    """Width of an action row."""
+    horizon: int
+    """Steps of the longest possible trajectory."""
+    has_costs: bool
+    """Whether the trajectories have true costs."""
+    seen: int
+    """Trajectories of the whole run, of which these are a uniform sample."""
+    episodes: NDArray[np.int64]
+    """Serial number of each trajectory among all of the run, from 0. int64 (len(self),)."""
+
+    def __init__(self, path: str | os.PathLike[str], *, env_id: str | None = None) -> None:
+        self.path = Path(path)
+        meta = _Meta.read(self.path / "meta.json")
+        if env_id not in (None, meta.env_id):
+            raise MismatchError(
+                f"trajectories must come from the env that they are used for: {self.path} was "
+                f"recorded on {meta.env_id!r}, not on {env_id!r}; record one on {env_id!r}, or "
+                f"ask for {meta.env_id!r}"
+            )
+        self.env_id, self.obs_dim, self.act_dim = meta.env_id, meta.obs_dim, meta.act_dim
+        self.horizon, self.has_costs, self.seen = meta.horizon, meta.has_costs, meta.seen
+        arrays = {
+            name: _map_array(self.path / f"{name}.npy", dtype, shape, meta.crc32.get(name))
+            for name, (dtype, shape) in meta.arrays().items()
+        }
+        self._lengths = np.array(arrays.pop("lengths"))
+        self.episodes = np.array(arrays.pop("episodes"))
+        self._steps = arrays
+        if self._lengths.min() < 1 or self._lengths.max() > self.horizon:
+            raise corrupt(
+                self.path / "lengths.npy", f"its lengths are not all in [1, {self.horizon}]"
+            )
+
+    def __len__(self) -> int:
+        """Trajectories in the dataset."""
+        return len(self._lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Trajectory]: ...
+
+    def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        length = self._lengths[index]
+        return Trajectory(**{name: rows[index, :length] for name, rows in self._steps.items()})
+
+
+@dataclass
+class _Meta:
+    """What `meta.json` says of a dataset; the writer fills it in."""
+
+    env_id: str
+    obs_dim: int
+    act_dim: int
+    horizon: int
+    count: int = 0
+    """Trajectories in the dataset."""
+    seen: int = 0
+    has_costs: bool = False
+    crc32: dict[str, int] = field(default_factory=dict)
+    """Checksum of each .npy file."""
+
+    @classmethod
+    def read(cls, path: Path) -> _Meta:
+        data = read_bytes(path)
+        try:
+            top = json.loads(data)
+            check_format(path, top["format"], top["version"], expected=_FORMAT)
+            meta = cls(**top["dataset"])
+            intact = meta.to_json().encode() == data
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise corrupt(path, f"it describes no dataset ({error!r})") from error
+        if not intact:
+            raise corrupt(path, "its contents do not match its crc32")
+        sizes = ("obs_dim", "act_dim", "horizon", "count", "seen")
+        if not all(type(getattr(meta, name)) is int and getattr(meta, name) > 0 for name in sizes):
+            raise corrupt(path, f"{', '.join(sizes)} are not all positive integers")
+        return meta
+
+    def to_json(self) -> str:
+        about = asdict(self)
+        crc32 = zlib.crc32(json.dumps(about).encode())
+        top = {"format": _FORMAT, "version": FORMAT_VERSION, "crc32": crc32, "dataset": about}
+        return json.dumps(top, indent=2) + "\n"
+
+    def step_arrays(self) -> dict[str, tuple[int, ...]]:
+        """Shape of one trajectory's row in each float32 array, by the names of `Trajectory`."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "obs": (self.horizon, self.obs_dim),
+            "actions": (self.horizon, self.act_dim),
+        }
+        return shapes | ({"costs": (self.horizon,)} if self.has_costs else {})
+
+    def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of all arrays; the file is `<name>.npy`."""
+        steps = {name: ("<f4", (self.count, *row)) for name, row in self.step_arrays().items()}
+        return steps | {"lengths": ("<i8", (self.count,)), "episodes": ("<i8", (self.count,))}
+
+
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The start of the .npy file of an array (NumPy's format 1.0)."""
+    text = repr({"descr": dtype, "fortran_order": False, "shape": shape})
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
+    return (start + text.encode()).ljust(_HEADER_BYTES - 1) + b"\n"
+
+
+def _file_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return _HEADER_BYTES + math.prod(shape) * np.dtype(dtype).itemsize
+
+
+def _map_array(path: Path, dtype: str, shape: tuple[int, ...], crc32: object) -> NDArray[Any]:
+    """Map an array after checking that the file is exactly the one that the meta data describe."""
+    try:
+        found_bytes = path.stat().st_size
+        # Before anything is mapped, so that no claimed size is believed.
+        if found_bytes != _file_bytes(dtype, shape):
+            raise corrupt(
+                path, f"it has {found_bytes} bytes and is not the {dtype} array of shape {shape}"
+            )
+        if _crc32(path) != crc32:
+            raise corrupt(path, "its contents do not match its crc32")
+        return np.memmap(path, dtype, mode="r", offset=_HEADER_BYTES, shape=shape)
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _crc32(path: Path) -> int:
+    """Checksum of a file of any size; crc32 finds every accident worth naming, at disk speed."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            crc32 = zlib.crc32(block, crc32)
+    return crc32

@@ -1,0 +1,374 @@
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+from pbcrl.trajectory import Trajectory, pad
+
+from .damage import full_disk, with_flipped_bits
+
+
+def episode(number: int, *, length: int = 3, costs: bool = True) -> Trajectory:
+    """Rows that say which episode and which step they are: obs (number, t), action -number."""
+    steps = np.arange(length, dtype=np.float32)
+    return Trajectory(
+        obs=np.stack([np.full_like(steps, number), steps], axis=1),
+        actions=np.full((length, 1), -number, np.float32),
+        costs=steps / 2 if costs else None,
+    )
+
+
+def writer(path: Path, **changes: object) -> TrajectoryWriter:
+    sizes = {"obs_dim": 2, "act_dim": 1, "horizon": 5, "capacity": 4}
+    options = {"env_id": "Toy-v0", "rng": np.random.default_rng(0), **sizes, **changes}
+    return TrajectoryWriter(path, **options)
+
+
+def dataset(path: Path, *, n_episodes: int = 3, **changes: object) -> Path:
+    with writer(path, **changes) as out:
+        for number in range(n_episodes):
+            out.add(episode(number, length=1 + number % 5))
+    return path
+
+
+def dataset_until(stop: type[BaseException], path: Path, *, n_episodes: int = 0) -> None:
+    """Write a dataset until `stop` ends the run."""
+    with writer(path, overwrite=True) as out:
+        for number in range(n_episodes):
+            out.add(episode(number, length=1 + number % 5))
+        raise stop
+
+
+def dataset_on_full_disk(path: Path, *, full_from: int, file_bytes: int, seed: int = 0) -> None:
+    """Write a dataset of at most 3 episodes to a disk that is full from one episode on."""
+    with writer(path, capacity=3, rng=np.random.default_rng(seed)) as out:
+        for number in range(full_from):
+            out.add(episode(number, length=1 + number % 5))
+        with full_disk(file_bytes):
+            for number in range(full_from, 100):
+                out.add(episode(number, length=1 + number % 5))
+
+
+def assert_is_episode(trajectory: Trajectory, number: int, *, costs: bool = True) -> None:
+    expected = episode(number, length=1 + number % 5, costs=costs)
+    np.testing.assert_array_equal(trajectory.obs, expected.obs)
+    np.testing.assert_array_equal(trajectory.actions, expected.actions)
+    np.testing.assert_array_equal(trajectory.costs, expected.costs)
+
+
+def rewrite_meta(path: Path, **changes: object) -> None:
+    """Forge the description of a dataset, with a crc32 that fits."""
+    top = json.loads((path / "meta.json").read_text())
+    top["dataset"] |= changes
+    top["crc32"] = zlib.crc32(json.dumps(top["dataset"]).encode())
+    (path / "meta.json").write_text(json.dumps(top, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("n_episodes", [1, 3, 4])
+def test_up_to_the_capacity_all_trajectories_are_kept_in_order(tmp_path, n_episodes):
+    loaded = TrajectoryDataset(dataset(tmp_path / "made" / "data", n_episodes=n_episodes))
+    assert len(loaded) == loaded.seen == n_episodes
+    assert loaded.episodes.tolist() == list(range(n_episodes))
+    for number, trajectory in enumerate(loaded):
+        assert_is_episode(trajectory, number)
+
+
+def test_rows_of_a_sample_are_exact_whatever_longer_row_was_there_before(tmp_path):
+    loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=60))
+    assert (len(loaded), loaded.seen) == (4, 60)
+    assert loaded.episodes.max() > 3  # some were replaced
+    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
+        assert_is_episode(trajectory, int(number))
+    steps = np.load(tmp_path / "data" / "obs.npy")  # readable without this package
+    lengths = np.load(tmp_path / "data" / "lengths.npy")
+    assert steps.shape == (4, 5, 2)
+    assert not steps[np.arange(5) >= lengths[:, None]].any()
+
+
+def test_of_two_episodes_each_is_as_likely_to_be_the_one_kept(tmp_path):
+    rng, kept = np.random.default_rng(0), []
+    for _ in range(24):
+        path = dataset(tmp_path / "data", n_episodes=2, capacity=1, rng=rng, overwrite=True)
+        kept += TrajectoryDataset(path).episodes.tolist()
+    assert 5 <= sum(kept) <= 19  # 99.7 % of fair coins
+
+
+def test_every_part_of_a_long_run_is_equally_likely_to_be_kept(tmp_path):
+    """Algorithm R: 100 of 1,600 episodes, by eighths of the run; chi-square with 7 degrees."""
+    path = dataset(tmp_path / "data", n_episodes=1600, capacity=100)
+    kept = np.bincount(TrajectoryDataset(path).episodes // 200, minlength=8)
+    # Drawing without replacement shrinks the variance of each count by the share not drawn.
+    assert ((kept - 12.5) ** 2 / (12.5 * 1500 / 1599)).sum() < 18.5  # 99 % quantile
+
+
+def test_a_dataset_takes_no_more_space_than_its_trajectories(tmp_path):
+    path = dataset(tmp_path / "data", n_episodes=2, capacity=10_000)
+    assert (path / "obs.npy").stat().st_size == 256 + 2 * 5 * 2 * 4
+    assert (path / "lengths.npy").stat().st_size == 256 + 2 * 8
+
+
+def test_trajectories_are_read_only_views_of_the_files(tmp_path):
+    loaded = TrajectoryDataset(dataset(tmp_path / "data"))
+    for array in (loaded[2].obs, loaded[2].actions, loaded[2].costs):
+        assert not array.flags.writeable
+        while not isinstance(array, np.memmap):
+            array = array.base  # None for a copy, which fails here
+    assert np.shares_memory(loaded[2].obs, loaded[2].obs)
+
+
+def test_a_dataset_is_a_sequence(tmp_path):
+    loaded = TrajectoryDataset(dataset(tmp_path / "data"))
+    assert [len(t) for t in loaded[1:]] == [2, 3]
+    assert_is_episode(loaded[-1], 2)
+    with pytest.raises(IndexError):
+        loaded[3]
+    obs, _, mask = pad(loaded)
+    assert obs.shape == (3, 3, 2)
+    assert mask.sum() == 1 + 2 + 3
+
+
+def test_a_dataset_without_costs_gives_trajectories_without_costs(tmp_path):
+    with writer(tmp_path / "data") as out:
+        out.add(episode(0, length=1, costs=False))
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert not loaded.has_costs
+    assert not (tmp_path / "data" / "costs.npy").exists()
+    assert loaded[0].costs is None
+
+
+def test_a_dataset_says_what_it_holds(tmp_path):
+    loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=9), env_id="Toy-v0")
+    found = (loaded.env_id, loaded.obs_dim, loaded.act_dim, loaded.horizon, loaded.seen)
+    assert found == ("Toy-v0", 2, 1, 5, 9)
+    assert loaded.has_costs
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "message"),
+    [
+        (
+            Trajectory(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2)),
+            "have obs_dim 2 and act_dim 1, got 3 and 1",
+        ),
+        (
+            Trajectory(np.zeros((2, 2)), np.zeros((2, 4)), np.zeros(2)),
+            "have obs_dim 2 and act_dim 1, got 2 and 4",
+        ),
+        (episode(0, length=6), "have at most 5 steps, got 6; open the writer with a longer"),
+        (episode(0, costs=False), "have costs or none has, but this one differs"),
+    ],
+    ids=["obs_dim", "act_dim", "too long", "no costs"],
+)
+def test_a_trajectory_that_does_not_fit_is_refused_and_costs_nothing(tmp_path, trajectory, message):
+    with writer(tmp_path / "data") as out:
+        out.add(episode(0, length=1))
+        with pytest.raises(ValueError, match=message):
+            out.add(trajectory)
+        out.add(episode(1, length=2))
+    assert TrajectoryDataset(tmp_path / "data").episodes.tolist() == [0, 1]
+
+
+def test_sizes_below_one_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"sizes of at least 1, got obs_dim=2, act_dim=0, horizon"):
+        writer(tmp_path / "data", act_dim=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, RuntimeError, SystemExit])
+def test_an_interrupted_run_keeps_what_it_collected_and_says_where(tmp_path, caplog, interrupt):
+    with pytest.raises(interrupt):
+        dataset_until(interrupt, tmp_path / "data", n_episodes=2)
+    for number, trajectory in enumerate(TrajectoryDataset(tmp_path / "data")):
+        assert_is_episode(trajectory, number)
+    assert f"2 trajectories are in {tmp_path / 'data'}" in caplog.text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_interrupted_run_without_an_episode_leaves_nothing_behind(tmp_path, caplog):
+    with pytest.raises(KeyboardInterrupt):
+        dataset_until(KeyboardInterrupt, tmp_path / "data")
+    assert list(tmp_path.iterdir()) == []
+    assert "no dataset was written: a dataset needs at least one finished episode" in caplog.text
+
+
+def test_a_run_without_an_episode_is_an_error_and_leaves_nothing_behind(tmp_path):
+    out = writer(tmp_path / "data")
+    with pytest.raises(StorageError, match=r"at least one finished episode, but none was added"):
+        out.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_whole_trajectories(tmp_path, caplog):
+    half_a_row = 256 + 5 * 2 * 4 // 2  # of observations
+    with pytest.raises(StorageError, match="free disk space"):
+        dataset_on_full_disk(tmp_path / "data", full_from=2, file_bytes=2 * 5 * 2 * 4 + half_a_row)
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert loaded.episodes.tolist() == [0, 1]
+    assert_is_episode(loaded[1], 1)
+    assert "2 trajectories are in" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_row_whose_replacement_failed_is_left_out(tmp_path, seed):
+    """The first replacement fails, whichever row it hits; the last row takes its place."""
+    with pytest.raises(StorageError, match="free disk space"):
+        dataset_on_full_disk(tmp_path / "data", full_from=3, file_bytes=256 + 10, seed=seed)
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert len(loaded) == 2
+    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
+        assert_is_episode(trajectory, int(number))
+
+
+def test_a_run_goes_on_without_the_trajectory_that_a_full_disk_tore(tmp_path):
+    with writer(tmp_path / "data") as out:
+        out.add(episode(0, length=1))
+        with full_disk(256 + 5 * 2 * 4 + 10), pytest.raises(StorageError, match="free disk space"):
+            out.add(episode(1, length=2))
+        out.add(episode(2, length=3))
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert (loaded.episodes.tolist(), loaded.seen) == ([0, 2], 3)
+    assert_is_episode(loaded[1], 2)
+
+
+def test_while_a_dataset_is_being_written_it_is_not_at_its_path(tmp_path):
+    out = writer(tmp_path / "data")
+    out.add(episode(0, length=1))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data.partial"]
+    out.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+    out.close()  # a second call does nothing
+    with pytest.raises(StorageError, match=r"data is closed; write a new one"):
+        out.add(episode(1))
+
+
+def test_the_partial_folder_of_a_killed_run_is_replaced(tmp_path):
+    killed = tmp_path / "data.partial"
+    killed.mkdir()
+    (killed / "obs.npy").write_bytes(b"x" * 10_000)
+    loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=1))
+    assert len(loaded) == 1
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_an_existing_dataset_is_not_replaced_unless_asked(tmp_path):
+    path = dataset(tmp_path / "data", n_episodes=2)
+    with pytest.raises(StorageError, match=r"data exists; choose another path, remove it, or pass"):
+        writer(path)
+    assert len(TrajectoryDataset(path)) == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
+    path = dataset(tmp_path / "data", n_episodes=2)
+    with pytest.raises(KeyboardInterrupt):
+        dataset_until(KeyboardInterrupt, path)
+    assert len(TrajectoryDataset(path)) == 2
+    dataset(path, n_episodes=4, overwrite=True)
+    assert len(TrajectoryDataset(path)) == 4
+    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_overwriting_refuses_a_folder_that_holds_anything_else(tmp_path):
+    path = dataset(tmp_path / "data")
+    (path / "thesis.tex").write_text("years of work")
+    with pytest.raises(StorageError, match=r"replaces a dataset and nothing else.*thesis.tex"):
+        writer(path, overwrite=True)
+    assert (path / "thesis.tex").exists()
+
+
+def test_a_dataset_below_a_file_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="must be writable"):
+        writer(tmp_path / "file" / "data")
+
+
+def test_another_env_names_both_envs(tmp_path):
+    path = dataset(tmp_path / "data")
+    with pytest.raises(MismatchError, match=r"on 'Toy-v0', not on 'Goal1'; record one on 'Goal1'"):
+        TrajectoryDataset(path, env_id="Goal1")
+
+
+def test_a_missing_dataset_says_so(tmp_path):
+    with pytest.raises(StorageError, match=r"meta.json: No such file or directory; check the path"):
+        TrajectoryDataset(tmp_path / "none")
+
+
+def test_a_dataset_of_another_version_is_refused(tmp_path):
+    path = dataset(tmp_path / "data")
+    meta = path / "meta.json"
+    meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(FormatVersionError, match=r"version 1 of pbcrl-trajectories, .* version 2"):
+        TrajectoryDataset(path)
+
+
+FILES = ["obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy", "meta.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_in_any_file_is_detected_and_the_file_named(tmp_path, name):
+    path = dataset(tmp_path / "data")
+    for damaged in with_flipped_bits((path / name).read_bytes(), step=41):
+        (path / name).write_bytes(damaged)
+        with pytest.raises((CorruptFileError, FormatVersionError), match=name):
+            TrajectoryDataset(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_or_extended_file_is_detected_and_named(tmp_path, name):
+    path = dataset(tmp_path / "data")
+    good = (path / name).read_bytes()
+    for damaged in (b"", good[:100], good[:-1], good + b"\0"):
+        (path / name).write_bytes(damaged)
+        with pytest.raises(CorruptFileError, match=rf"{name} is damaged"):
+            TrajectoryDataset(path)
+
+
+def test_a_file_that_is_gone_is_named(tmp_path):
+    path = dataset(tmp_path / "data")
+    (path / "costs.npy").unlink()
+    with pytest.raises(StorageError, match=r"costs.npy: No such file"):
+        TrajectoryDataset(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"count": 10**15},
+            r"obs.npy is damaged .* is not the <f4 array of shape \(1000000000000000",
+        ),
+        ({"horizon": 10**30}, "obs.npy is damaged"),
+        ({"count": -3}, "not all positive integers"),
+        ({"obs_dim": 2.0}, "not all positive integers"),
+        ({"count": True}, "not all positive integers"),
+        ({"horizon": 4, "obs_dim": 2}, "obs.npy is damaged"),
+    ],
+)
+def test_absurd_sizes_in_the_description_are_refused_before_anything_is_read(
+    tmp_path, changes, message
+):
+    path = dataset(tmp_path / "data")
+    rewrite_meta(path, **changes)
+    with pytest.raises(CorruptFileError, match=message):
+        TrajectoryDataset(path)
+
+
+def test_a_pickle_in_the_place_of_an_array_is_not_executed(tmp_path):
+    path = dataset(tmp_path / "data")
+    np.save(path / "obs.npy", np.array([print], dtype=object), allow_pickle=True)
+    with pytest.raises(CorruptFileError, match=r"obs\.npy is damaged"):
+        TrajectoryDataset(path)
+
+
+def test_lengths_beyond_the_horizon_are_refused(tmp_path):
+    path = dataset(tmp_path / "data")
+    data = (path / "lengths.npy").read_bytes()[:256] + np.array([1, 2, 6], "<i8").tobytes()
+    (path / "lengths.npy").write_bytes(data)
+    crc32 = json.loads((path / "meta.json").read_text())["dataset"]["crc32"]
+    rewrite_meta(path, crc32=crc32 | {"lengths": zlib.crc32(data)})
+    with pytest.raises(CorruptFileError, match=r"its lengths are not all in \[1, 5\]"):
+        TrajectoryDataset(path)

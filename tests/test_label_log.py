@@ -1,0 +1,131 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from pbcrl.errors import CorruptFileError, FormatVersionError, StorageError
+from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.trajectory import Label
+
+from .damage import full_disk, with_flipped_bits
+
+LABELS = [Label(1.0, 1.0, 0.0), Label(0.5, math.nan, 0.0), Label(math.nan, 0.0, 1.0)]
+
+
+def label_log(path: Path) -> Path:
+    LabelLog(path).append(LABELS)
+    return path
+
+
+def test_labels_come_back_in_order_with_nan_where_none_was_given(tmp_path):
+    log = LabelLog(tmp_path / "made" / "labels.jsonl")
+    assert read_labels(log.path) == []
+    log.append(LABELS[:1])
+    log.append([])
+    log.append(LABELS[1:])
+    assert repr(read_labels(log.path)) == repr(LABELS)  # NaN equals itself only in print
+
+
+def test_a_label_line_is_readable_json(tmp_path):
+    header, _, second, _ = label_log(tmp_path / "log").read_text().splitlines()
+    assert json.loads(header) == {"format": "pbcrl-labels", "version": 1}
+    entry = json.loads(second)
+    assert entry.pop("crc32") > 0
+    assert entry == {"preference": 0.5, "first_safe": None, "second_safe": 0.0}
+
+
+def test_an_existing_log_is_continued(tmp_path):
+    path = label_log(tmp_path / "log")
+    LabelLog(path).append([Label(0.25, 0.0, 0.0)])
+    assert repr(read_labels(path)) == repr([*LABELS, Label(0.25, 0.0, 0.0)])
+
+
+def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(tmp_path):
+    path = label_log(tmp_path / "log")
+    good = path.read_bytes()
+    last_line = good.rindex(b"\n", 0, -1) + 1
+    for length in range(last_line + 1, len(good)):
+        path.write_bytes(good[:length])
+        with pytest.warns(UserWarning, match=rf"last {length - last_line} bytes .* are dropped"):
+            assert repr(read_labels(path)) == repr(LABELS[:2])
+
+
+def test_continuing_a_torn_log_first_removes_the_half_line(tmp_path):
+    path = label_log(tmp_path / "log")
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="half a line"):
+        log = LabelLog(path)
+    log.append(LABELS[2:])
+    assert repr(read_labels(path)) == repr(LABELS)
+
+
+def test_a_log_that_tore_in_its_first_line_starts_afresh(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(b'{"format": "pb')
+    with pytest.warns(UserWarning, match="half a line"):
+        log = LabelLog(path)
+    log.append(LABELS[:1])
+    assert read_labels(path) == LABELS[:1]
+
+
+def test_a_flipped_bit_before_the_last_line_break_is_detected(tmp_path):
+    path = label_log(tmp_path / "log")
+    *lines, last = path.read_bytes().splitlines(keepends=True)
+    for damaged in with_flipped_bits(b"".join(lines) + last[:-1], step=7):
+        path.write_bytes(damaged + b"\n")
+        with pytest.raises((CorruptFileError, FormatVersionError)):
+            read_labels(path)
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}", b"", b"[1]", b"\xff", b"null", b'{"preference": 2}', b"[" * 10**5]
+)
+def test_damage_inside_a_log_names_the_line_and_stops_appending_too(tmp_path, line):
+    path = label_log(tmp_path / "log")
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = line
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(CorruptFileError, match=r"log is damaged .*: line 3 "):
+        read_labels(path)
+    with pytest.raises(CorruptFileError, match="line 3"):
+        LabelLog(path)
+
+
+def test_another_file_is_not_continued_as_a_label_log(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text('{"format": "diary", "version": 1}\n')
+    with pytest.raises(CorruptFileError, match="its format is 'diary', not 'pbcrl-labels'"):
+        LabelLog(path)
+    assert path.read_text().startswith('{"format": "diary"')
+
+
+def test_a_text_without_a_line_break_is_not_taken_for_a_torn_label_log(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("one precious line")
+    with pytest.raises(CorruptFileError, match="does not begin as a label log does"):
+        LabelLog(path)
+    assert path.read_text() == "one precious line"
+
+
+def test_labels_that_do_not_fit_on_the_disk_leave_the_log_as_it_was(tmp_path):
+    log = LabelLog(label_log(tmp_path / "log"))
+    before = log.path.read_bytes()
+    with full_disk(len(before) + 100), pytest.raises(StorageError, match="free disk space"):
+        log.append(LABELS)
+    assert log.path.read_bytes() == before
+    log.append(LABELS)
+    assert repr(read_labels(log.path)) == repr(LABELS + LABELS)
+
+
+def test_a_label_log_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "log"
+    path.write_text('{"format": "pbcrl-labels", "version": 7}\nwhatever\n')
+    with pytest.raises(FormatVersionError, match=r"version 1 of pbcrl-labels, but .* version 7"):
+        read_labels(path)
+
+
+def test_a_label_log_below_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StorageError, match="must be writable"):
+        LabelLog(tmp_path / "file" / "log")
