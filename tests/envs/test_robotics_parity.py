@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from pbcrl_envs.robotics import SafetyPointEnv
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.tasks import TASKS

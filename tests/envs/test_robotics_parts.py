@@ -3,6 +3,7 @@
 import mujoco
 import numpy as np
 import pytest
+
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import build_model
