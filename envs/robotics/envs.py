@@ -15,6 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
+
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
 

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
 from pbcrl_envs.robotics.tasks import AGENT_KEEPOUT, Kind, Task
 
 FloatArray = NDArray[np.float64]

@@ -8,6 +8,7 @@ numbers are upstream's; solver settings are spelled out because engine defaults 
 from __future__ import annotations
 
 import mujoco
+
 from pbcrl_envs.robotics.tasks import Kind, Objects, Task
 
 TIMESTEP = 0.002

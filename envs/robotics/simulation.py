@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
+
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import (

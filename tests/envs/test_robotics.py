@@ -131,7 +131,7 @@ class PlainSimulation:
 )
 def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, expected):
     """Also: the costs and presses it reports are those of MuJoCo's own contact list."""
-    envs = SafetyPointVectorEnv(len(seeds), task=task, num_threads=2)
+    envs = SafetyPointVectorEnv(len(seeds), task=task, num_threads=1)
     plain = [PlainSimulation(task, seed) for seed in seeds]
     obs, _ = envs.reset(seed=seeds)
     np.testing.assert_allclose(obs, [p.obs() for p in plain], atol=1e-12)
@@ -150,7 +150,7 @@ def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, exp
 
 @pytest.mark.parametrize("task", TASKS)
 def test_one_env_lives_through_exactly_what_its_copy_in_a_batch_does(task):
-    envs, env = SafetyPointVectorEnv(3, task=task), SafetyPointEnv(task=task)
+    envs, env = SafetyPointVectorEnv(3, task=task, num_threads=1), SafetyPointEnv(task=task)
     batch_obs, _ = envs.reset(seed=5)
     obs, info = env.reset(seed=7)
     np.testing.assert_array_equal(obs, batch_obs[2])
@@ -177,8 +177,10 @@ def test_results_do_not_depend_on_the_number_of_threads(task):
 def test_both_autoreset_modes_see_the_same_transitions(task):
     """NEXT_STEP spends one more step per episode, which is no transition."""
     actions = random_actions(12, 2)
-    same = SafetyPointVectorEnv(2, task=task, max_episode_steps=4, autoreset_mode="SameStep")
-    late = SafetyPointVectorEnv(2, task=task, max_episode_steps=4)
+    same = SafetyPointVectorEnv(
+        2, task=task, max_episode_steps=4, autoreset_mode="SameStep", num_threads=1
+    )
+    late = SafetyPointVectorEnv(2, task=task, max_episode_steps=4, num_threads=1)
     assert same.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     assert late.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
     np.testing.assert_array_equal(same.reset(seed=1)[0], late.reset(seed=1)[0])
@@ -206,8 +208,8 @@ def test_both_autoreset_modes_see_the_same_transitions(task):
 
 def test_copies_whose_episodes_end_apart_are_reset_apart():
     """A copy that terminates early is reset alone; its neighbours lose no step."""
-    envs = SafetyPointVectorEnv(3, max_episode_steps=6)
-    plain = SafetyPointVectorEnv(3, max_episode_steps=100)
+    envs = SafetyPointVectorEnv(3, max_episode_steps=6, num_threads=1)
+    plain = SafetyPointVectorEnv(3, max_episode_steps=100, num_threads=1)
     obs, _ = envs.reset(seed=0)
     plain.reset(seed=0)
     envs._steps[1] = 4  # as if it had begun earlier
@@ -224,7 +226,7 @@ def test_copies_whose_episodes_end_apart_are_reset_apart():
 
 
 def test_an_episode_has_the_length_that_was_asked_for():
-    envs = SafetyPointVectorEnv(2, max_episode_steps=3)
+    envs = SafetyPointVectorEnv(2, max_episode_steps=3, num_threads=1)
     envs.reset(seed=0)
     ends = [envs.step(np.zeros((2, 2)))[3].tolist() for _ in range(8)]
     assert [end[0] for end in ends] == [False, False, True, False, False, False, True, False]
@@ -232,7 +234,7 @@ def test_an_episode_has_the_length_that_was_asked_for():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_spaces_hold_what_the_envs_return(task):
-    envs = SafetyPointVectorEnv(2, task=task)
+    envs = SafetyPointVectorEnv(2, task=task, num_threads=1)
     obs, infos = envs.reset(seed=0)
     assert envs.observation_space.shape == obs.shape == (2, OBS_DIM[task])
     assert envs.action_space.shape == (2, 2)
@@ -251,7 +253,7 @@ def test_the_single_env_passes_gymnasiums_own_check():
 
 
 def test_returned_arrays_stay_as_they_are_when_the_env_moves_on():
-    envs = SafetyPointVectorEnv(2)
+    envs = SafetyPointVectorEnv(2, num_threads=1)
     envs.reset(seed=0)
     returned = envs.step(np.ones((2, 2)))
     copies = [array.copy() for array in (*returned[:4], returned[4]["cost"])]
@@ -261,7 +263,7 @@ def test_returned_arrays_stay_as_they_are_when_the_env_moves_on():
 
 
 def test_seeds_count_up_from_one_int_and_none_goes_on_with_the_streams():
-    envs = SafetyPointVectorEnv(2)
+    envs = SafetyPointVectorEnv(2, num_threads=1)
     first, _ = envs.reset(seed=8)
     second, _ = envs.reset()
     np.testing.assert_array_equal(envs.reset(seed=np.array([8, 9]))[0], first)
@@ -274,7 +276,7 @@ def test_seeds_count_up_from_one_int_and_none_goes_on_with_the_streams():
 
 def test_thrust_beyond_a_twentieth_changes_nothing():
     """The force is limited to 0.05 before the gear, so 0.05, 1 and 7 push alike."""
-    envs = SafetyPointVectorEnv(3)
+    envs = SafetyPointVectorEnv(3, num_threads=1)
     envs.reset(seed=[0, 0, 0])
     for _ in range(5):
         obs, *_ = envs.step(np.array([[0.05, 0.0], [1.0, 0.0], [7.0, 0.0]]))
@@ -294,7 +296,7 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
     anywhere = Objects(Kind.GOAL, num=1, size=9.0, keepout=0.3)  # every step reaches it
     task = Task(extent=0.65, objects=(anywhere,), constrained=frozenset())
     monkeypatch.setitem(TASKS, "Tiny", task)
-    envs = SafetyPointVectorEnv(2, task="Tiny")
+    envs = SafetyPointVectorEnv(2, task="Tiny", num_threads=1)
     envs.reset(seed=0)
     envs._simulation._qpos[1, :2] = 0
     _, rewards, terminated, truncated, _ = envs.step(np.zeros((2, 2)))
@@ -306,8 +308,9 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
     assert not terminated.any()
 
 
-def test_a_diverged_simulation_is_named():
-    envs = SafetyPointVectorEnv(3)
+def test_a_diverged_simulation_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a log file in the working folder
+    envs = SafetyPointVectorEnv(3, num_threads=1)
     envs.reset(seed=0)
     envs._simulation._qvel[1, 0] = np.nan
     with pytest.raises(RuntimeError, match=r"diverged in envs \[1\]; reset all of them"):
@@ -337,7 +340,7 @@ def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
 
 
 def test_a_wrong_call_is_named_with_its_remedy():
-    envs = SafetyPointVectorEnv(2)
+    envs = SafetyPointVectorEnv(2, num_threads=1)
     with pytest.raises(RuntimeError, match="must be reset before its first step"):
         envs.step(np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"one entry per env: got 3 seeds for 2 envs"):
