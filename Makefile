@@ -24,6 +24,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=.typings:cleanrl_scripts $(BIN)/mypy cleanrl_scripts/*.py tests/benchmarks/*.py
 
 bench: env
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py $(ARGS)

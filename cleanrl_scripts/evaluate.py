@@ -112,7 +112,8 @@ class Agent(nn.Module):
 
     def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
         z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
-        return -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+        log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
+        return log_density.sum(-1)
 
     def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)

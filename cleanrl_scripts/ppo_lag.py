@@ -81,7 +81,7 @@ class Args:
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_lr: float = 0.035
+    multiplier_lr: float = 0.02
     """step size of the multiplier, per iteration in which an episode ended"""
     multiplier_initial: float = 0.01
     """λ at the start"""
@@ -158,7 +158,8 @@ class Agent(nn.Module):
 
     def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
         z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
-        return -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+        log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
+        return log_density.sum(-1)
 
     def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
@@ -327,12 +328,20 @@ def train(args: Args) -> Path:
                     next_values[:, :-1] = values[:, 1:]
                     next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
                     if final_obs:
-                        ends = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
-                        next_values[:, done] = torch.stack(agent.values(agent.normalize(ends)))
-                boundary = {"terminated": terminated, "done": done}
-                discounts = {"gamma": args.gamma, "lam": args.gae_lambda}
-                adv_r = gae(rewards, values[0], next_values[0], **boundary, **discounts)
-                adv_c = gae(costs, values[1], next_values[1], **boundary, **discounts)
+                        final = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
+                        next_values[:, done] = torch.stack(agent.values(agent.normalize(final)))
+                adv_r, adv_c = (
+                    gae(
+                        signal,
+                        values[k],
+                        next_values[k],
+                        terminated,
+                        done,
+                        gamma=args.gamma,
+                        lam=args.gae_lambda,
+                    )
+                    for k, signal in enumerate([rewards, costs])
+                )
                 targets = (torch.stack([adv_r, adv_c]) + values).view(2, -1)
                 adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
                 # Only centred: the size of the true cost is meaningful beside its limit.
@@ -358,7 +367,7 @@ def train(args: Args) -> Path:
                                 ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
                             )
                             optimizer_actor.zero_grad()
-                            (-surrogate.mean()).backward()  # Eq. 40
+                            torch.autograd.backward(-surrogate.mean())  # Eq. 40
                             nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
                             optimizer_actor.step()
                             with torch.no_grad():
@@ -368,7 +377,7 @@ def train(args: Args) -> Path:
                         loss_r = 0.5 * (value_r - targets[0, rows]).square().mean()  # Eq. 43
                         loss_c = 0.5 * (value_c - targets[1, rows]).square().mean()  # Eq. 44
                         optimizer_critics.zero_grad()
-                        (loss_r + loss_c).backward()
+                        torch.autograd.backward(loss_r + loss_c)
                         nn.utils.clip_grad_norm_(critics, args.max_grad_norm)
                         optimizer_critics.step()
                     if actor_goes_on:
@@ -438,7 +447,7 @@ def train(args: Args) -> Path:
 
 def minibatches(total: int, size: int, rng: np.random.Generator) -> Iterator[Tensor]:
     order = torch.from_numpy(rng.permutation(total))
-    yield from order.split(size)
+    yield from torch.split(order, size)
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float:

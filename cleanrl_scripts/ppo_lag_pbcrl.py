@@ -21,6 +21,7 @@ from run_io import (
     INTERRUPTED,
     Run,
     action_bounds,
+    flat_dims,
     main,
     make_envs,
     require_cost,
@@ -131,7 +132,7 @@ class Args:
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_lr: float = 0.05
+    multiplier_lr: float = 0.02
     """step size of the multiplier, per iteration in which an episode ended"""
     multiplier_initial: float = 0.01
     """λ at the start"""
@@ -208,7 +209,8 @@ class Agent(nn.Module):
 
     def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
         z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
-        return -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi)).sum(-1)
+        log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
+        return log_density.sum(-1)
 
     def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
         return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
@@ -361,10 +363,7 @@ def train(args: Args) -> Path:
     )
     if args.replay_labels is not None:
         oracle = ReplayOracle(read_labels(args.replay_labels))
-    obs_dim, act_dim = (
-        base_envs.single_observation_space.shape[0],
-        base_envs.single_action_space.shape[0],
-    )  # type: ignore[index]
+    obs_dim, act_dim = flat_dims(base_envs)
     low, high = action_bounds(base_envs)
 
     with Run(args, script="ppo_lag_pbcrl", total=total) as run:
@@ -390,8 +389,11 @@ def train(args: Args) -> Path:
             meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
             path = run.folder / "agent.safetensors"
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
-            info = {"env_id": args.env_id, "dead_zone": trainer.dead_zone.value}
-            cost_model.save(run.folder / "cost_model.safetensors", **info)
+            cost_model.save(
+                run.folder / "cost_model.safetensors",
+                env_id=args.env_id,
+                dead_zone=trainer.dead_zone.value,
+            )
 
         try:
             # -- Phase 1: collect ------------------------------------------------------------------
@@ -412,15 +414,15 @@ def train(args: Args) -> Path:
             valid, buffer = PreferenceBuffer(), PreferenceBuffer()
             valid_queries = args.offline_queries // 10
             with run.phase(f"phase 2 of 4: label pairs of the {len(dataset)} episodes in {path}"):
-                for part, rows, wanted in [
+                for part, split, wanted in [
                     (valid, splits[0], valid_queries),
                     (buffer, splits[1], args.offline_queries - valid_queries),
                 ]:
-                    part.add_trajectories([dataset[i] for i in rows])
-                    count = num_possible(wanted, len(rows))
+                    part.add_trajectories([dataset[i] for i in split])
+                    count = num_possible(wanted, len(split))
                     if count < wanted:
-                        run.say(f"   {len(rows)} episodes make only {count} of {wanted} pairs")
-                    label_pairs(part, draw_pairs(len(rows), count, rng=rng), oracle, log)
+                        run.say(f"   {len(split)} episodes make only {count} of {wanted} pairs")
+                    label_pairs(part, draw_pairs(len(split), count, rng=rng), oracle, log)
                 run.say(
                     f"   {len(buffer)} + {len(valid)} queries over {buffer.num_compared} + "
                     f"{valid.num_compared} different episodes for training + validation"
@@ -511,8 +513,8 @@ def train(args: Args) -> Path:
                 due = args.online_queries * rounds // num_rounds - online_used
                 due = num_possible(due, len(unlabelled))
                 if due > 0:
-                    rows = buffer.add_trajectories(unlabelled)
-                    pairs = rows[draw_pairs(len(rows), due, rng=rng)]
+                    kept = buffer.add_trajectories(unlabelled)
+                    pairs = kept[draw_pairs(len(kept), due, rng=rng)]
                     newest = label_pairs(buffer, pairs, oracle, log)
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
                     if np.isfinite(labelled_rate):  # the oracle gave safety labels
@@ -542,12 +544,20 @@ def train(args: Args) -> Path:
                     next_values[:, :-1] = values[:, 1:]
                     next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
                     if final_obs:
-                        ends = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
-                        next_values[:, done] = torch.stack(agent.values(agent.normalize(ends)))
-                boundary = {"terminated": terminated, "done": done}
-                discounts = {"gamma": args.gamma, "lam": args.gae_lambda}
-                adv_r = gae(rewards, values[0], next_values[0], **boundary, **discounts)
-                adv_c = gae(costs, values[1], next_values[1], **boundary, **discounts)
+                        final = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
+                        next_values[:, done] = torch.stack(agent.values(agent.normalize(final)))
+                adv_r, adv_c = (
+                    gae(
+                        signal,
+                        values[k],
+                        next_values[k],
+                        terminated,
+                        done,
+                        gamma=args.gamma,
+                        lam=args.gae_lambda,
+                    )
+                    for k, signal in enumerate([rewards, costs])
+                )
                 targets = (torch.stack([adv_r, adv_c]) + values).view(2, -1)
                 adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
                 # Standardised, not only centred: the scale of a learned cost is arbitrary.
@@ -573,7 +583,7 @@ def train(args: Args) -> Path:
                                 ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
                             )
                             optimizer_actor.zero_grad()
-                            (-surrogate.mean()).backward()  # Eq. 40
+                            torch.autograd.backward(-surrogate.mean())  # Eq. 40
                             nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
                             optimizer_actor.step()
                             with torch.no_grad():
@@ -583,7 +593,7 @@ def train(args: Args) -> Path:
                         loss_r = 0.5 * (value_r - targets[0, rows]).square().mean()  # Eq. 43
                         loss_c = 0.5 * (value_c - targets[1, rows]).square().mean()  # Eq. 44
                         optimizer_critics.zero_grad()
-                        (loss_r + loss_c).backward()
+                        torch.autograd.backward(loss_r + loss_c)
                         nn.utils.clip_grad_norm_(critics, args.max_grad_norm)
                         optimizer_critics.step()
                     if actor_goes_on:
@@ -637,7 +647,7 @@ def train(args: Args) -> Path:
         eval_cost = float(np.mean([episode.true_cost for episode in episodes]))
         env_steps = iteration * args.batch_size
         recent = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)
-        final = report(cost_model, test, limit)
+        held_out = report(cost_model, test, limit)
         summary: dict[str, Any] = {
             "return": float(returns.mean()),
             "true_cost": eval_cost,
@@ -648,7 +658,7 @@ def train(args: Args) -> Path:
             "true_cost_stochastic": float(np.mean([episode.true_cost for episode in noisy])),
             "return_last_tenth": float(recent[:, 0].mean()) if len(recent) else None,
             "true_cost_last_tenth": float(recent[:, 1].mean()) if len(recent) else None,
-            **final,
+            **held_out,
             "pretrained_balanced_accuracy": pretrained["balanced_accuracy"],
             "pretrained_pair_accuracy": pretrained["pair_accuracy"],
             "test_episodes": len(test),
@@ -667,7 +677,7 @@ def train(args: Args) -> Path:
 
 def minibatches(total: int, size: int, rng: np.random.Generator) -> Iterator[Tensor]:
     order = torch.from_numpy(rng.permutation(total))
-    yield from order.split(size)
+    yield from torch.split(order, size)
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float:

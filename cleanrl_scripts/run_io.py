@@ -53,10 +53,10 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
             f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
             f"did you mean {' or '.join(near or ours)}? For an env of your own use 'module:Id-v0'"
         ) from error
-    batched = spec.vector_entry_point
-    if isinstance(batched, str):
-        batched = load_env_creator(batched)
-    if batched is not None and "autoreset_mode" in inspect.signature(batched).parameters:
+    entry: Any = spec.vector_entry_point
+    if isinstance(entry, str):
+        entry = load_env_creator(entry)
+    if entry is not None and "autoreset_mode" in inspect.signature(entry).parameters:
         envs = gym.make_vec(env_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     else:
         options = {"autoreset_mode": AutoresetMode.SAME_STEP}
