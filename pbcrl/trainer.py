@@ -255,12 +255,12 @@ class CostModelTrainer:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _warn_of_runaway(self, cost_std: float) -> None:
-        # Separable labels alone may spread the costs this far, but then the held-out loss still falls.
+        # Separable labels may spread the costs this far too, but then the held-out loss still falls.
         bound = 20.0 if self._max_std is None else 4 * self._max_std
         if cost_std > bound:
             warnings.warn(
                 f"the learned costs are running away: sd(C) = {cost_std:.1f} is above {bound:.0f} "
-                "and held-out labels gain nothing by it; lower snr_weight or max_std, or stop earlier",
+                "and held-out labels gain nothing by it; lower snr_weight, or stop earlier",
                 RuntimeWarning,
                 stacklevel=3,
             )
