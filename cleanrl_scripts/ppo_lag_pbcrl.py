@@ -7,6 +7,8 @@ on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-l
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,13 +36,15 @@ from pbcrl import (
     CostModel,
     CostModelTrainer,
     DeadZone,
+    LabelError,
     LabelLog,
     LagrangeMultiplier,
-    MissingCostError,
     Oracle,
+    PbcrlError,
     PreferenceBuffer,
     PreferenceCostVectorWrapper,
     ReplayOracle,
+    StorageError,
     SyntheticOracle,
     Trajectory,
     TrajectoryDataset,
@@ -246,39 +250,39 @@ def gae(
 
 def collect(args: Args, run: Run) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it."""
-    steps = args.collect_timesteps or args.total_timesteps
+    shared = """
+        env_id seed num_envs num_steps epochs minibatch_size lr max_grad_norm hidden_sizes gamma
+        gae_lambda clip target_kl initial_log_std multiplier_lr multiplier_initial torch_threads
+    """
+    options = {name: getattr(args, name) for name in shared.split()}
+    options["cost_limit"] = resolve_cost_limit(args.env_id, args.cost_limit)
+    options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
+    # Other arguments make another dataset, so they are part of its name.
+    digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
     env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)
-    path = Path(args.runs_dir) / "datasets" / f"{env_name}__d{limit:g}__{steps}__{args.seed}"
+    folder = Path(args.runs_dir) / "datasets"
+    path = folder / f"{env_name}__{options['total_timesteps']}__{args.seed}__{digest}"
     if path.exists():
         run.say(f"   using the episodes collected before in {path}")
         return path
-    partial = path.with_name(path.name + ".unfinished")
+    unfinished = path.with_name(path.name + ".unfinished")
+    if unfinished.exists():
+        raise StorageError(
+            f"collecting was interrupted before: its episodes are in {unfinished}; use them with "
+            f"--dataset {unfinished}, or remove that folder to start again"
+        )
+    options |= {"runs_dir": args.runs_dir, "save_trajectories": unfinished, "eval_episodes": 1}
     command = [sys.executable, str(Path(__file__).with_name("ppo_lag.py"))]
-    options = {
-        "env-id": args.env_id,
-        "cost-limit": limit,
-        "seed": args.seed,
-        "total-timesteps": steps,
-        "num-envs": args.num_envs,
-        "num-steps": args.num_steps,
-        "minibatch-size": args.minibatch_size,
-        "epochs": args.epochs,
-        "eval-episodes": 1,
-        "torch-threads": args.torch_threads,
-        "runs-dir": args.runs_dir,
-        "save-trajectories": partial,
-    }
     for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    command += ["--hidden-sizes", *map(str, args.hidden_sizes)]
+        values = value if isinstance(value, tuple) else (value,)
+        command += [f"--{name.replace('_', '-')}", *map(str, values)]
     status = subprocess.run(command, check=False).returncode
     if status == INTERRUPTED:
-        run.say(f"interrupted while collecting: use what there is with --dataset {partial}")
+        run.say(f"interrupted while collecting: use what there is with --dataset {unfinished}")
         raise KeyboardInterrupt
     if status != 0:
-        raise MissingCostError(f"collecting episodes failed with status {status}; see its error")
-    partial.rename(path)
+        raise PbcrlError(f"collecting episodes failed with status {status}; its error is above")
+    unfinished.rename(path)
     return path
 
 
@@ -407,6 +411,11 @@ def train(args: Args) -> Path:
             # -- Phase 2: label --------------------------------------------------------------------
             # Split by trajectory, since splitting by pair would leak. The test episodes are never
             # labelled: they only serve to compare learned with true costs.
+            if len(dataset) < 10:
+                raise LabelError(
+                    f"10 episodes or more are needed to split them, {path} has {len(dataset)}; "
+                    "collect more (--collect-timesteps)"
+                )
             order = rng.permutation(len(dataset))
             num_test = num_valid = max(2, len(dataset) // 10)
             test = [dataset[i] for i in order[:num_test]]
@@ -504,7 +513,8 @@ def train(args: Args) -> Path:
                         true_costs = [episode.true_cost for episode in episodes]
                         ended += zip(episode_return[is_done], true_costs, strict=True)
                         episode_return[is_done] = 0.0
-                unlabelled += finished
+                if args.online_queries:
+                    unlabelled += finished
 
                 # -- 2. Label and fine-tune --------------------------------------------------------
                 tuning: dict[str, float] = {}
@@ -513,9 +523,10 @@ def train(args: Args) -> Path:
                 due = args.online_queries * rounds // num_rounds - online_used
                 due = num_possible(due, len(unlabelled))
                 if due > 0:
-                    kept = buffer.add_trajectories(unlabelled)
-                    pairs = kept[draw_pairs(len(kept), due, rng=rng)]
-                    newest = label_pairs(buffer, pairs, oracle, log)
+                    drawn = draw_pairs(len(unlabelled), due, rng=rng)
+                    used, inverse = np.unique(drawn, return_inverse=True)
+                    kept = buffer.add_trajectories([unlabelled[i] for i in used])
+                    newest = label_pairs(buffer, kept[inverse.reshape(-1, 2)], oracle, log)
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
                     if np.isfinite(labelled_rate):  # the oracle gave safety labels
                         trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
@@ -637,6 +648,7 @@ def train(args: Args) -> Path:
             )
             raise
         save()
+        run.say(f"   done in {run.wall_seconds - setup_seconds:.1f} s")
 
         # -- Evaluation ----------------------------------------------------------------------------
         train_seconds = run.wall_seconds - setup_seconds

@@ -255,7 +255,7 @@ class CostModelTrainer:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _warn_of_runaway(self, cost_std: float) -> None:
-        # Separable labels may spread the costs this far too, but then the held-out loss still falls.
+        # Separable labels may spread the costs so far too, but then the held-out loss still falls.
         bound = 20.0 if self._max_std is None else 4 * self._max_std
         if cost_std > bound:
             warnings.warn(
