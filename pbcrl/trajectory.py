@@ -28,6 +28,7 @@ class Trajectory:
     is kept without a copy (so a memory-mapped array stays on disk); other dtypes are cast.
 
     Raises:
+        TypeError: If an array does not hold numbers.
         ValueError: If the shapes do not fit each other, or there is no step.
         NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
     """
@@ -144,7 +145,17 @@ def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         obs (B, T, obs_dim), actions (B, T, act_dim), and the bool mask (B, T), true on real steps.
+
+    Raises:
+        ValueError: If the sizes differ.
     """
+    sizes = [(t.obs.shape[1], t.actions.shape[1]) for t in trajectories]
+    if len(set(sizes)) > 1:  # NumPy would broadcast a single column
+        other = next(size for size in sizes if size != sizes[0])
+        raise ValueError(
+            "trajectories must have the same sizes to be scored together: the first has (obs_dim, "
+            f"act_dim) = {sizes[0]}, got {other}; use one cost model per environment"
+        )
     lengths = torch.tensor([len(t) for t in trajectories])
     horizon = int(lengths.max())
     shape = (len(trajectories), horizon)
@@ -162,12 +173,14 @@ def _as_float32(name: str, array: object, *, ndim: int) -> FloatArray:
     if given.dtype.kind not in "fiub":
         raise TypeError(f"{name} must be an array of numbers, got dtype {given.dtype}")
     if given.ndim != ndim:
-        shape = "(T, dim)" if ndim == 2 else "(T,)"
+        shape, remedy = ("(T, dim)", "flatten each step to one row")
+        if ndim == 1:
+            shape, remedy = ("(T,)", "give one number per step")
         raise ValueError(
-            f"{name} of a trajectory must have shape {shape}, got {given.shape}; "
-            "flatten each step to one row"
+            f"{name} of a trajectory must have shape {shape}, got {given.shape}; {remedy}"
         )
-    cast: FloatArray = given.astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # what overflows is refused just below
+        cast: FloatArray = given.astype(np.float32, copy=False)
     if not np.isfinite(cast).all():
         raise NonFiniteError(
             f"{name} of a trajectory must be finite, got {int((~np.isfinite(cast)).sum())} NaN or "

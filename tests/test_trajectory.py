@@ -1,0 +1,167 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.trajectory import Label, PairBatch, Trajectory, pad
+
+NAN = math.nan
+
+
+def trajectory(rows, *, obs_dim=2, act_dim=1):
+    """Rows of (s_t, a_t) written out as lists."""
+    rows = np.array(rows, dtype=np.float32).reshape(-1, obs_dim + act_dim)
+    return Trajectory(rows[:, :obs_dim], rows[:, obs_dim:])
+
+
+# -- Trajectory ------------------------------------------------------------------------------
+
+
+def test_the_length_of_a_trajectory_is_its_number_of_steps():
+    assert len(Trajectory(np.zeros((7, 3)), np.zeros((7, 2)))) == 7
+
+
+def test_the_true_cost_is_the_plain_sum_of_the_step_costs():
+    steps = Trajectory(np.zeros((4, 1)), np.zeros((4, 1)), costs=np.array([1.0, 0.0, 0.5, 2.0]))
+    assert steps.true_cost == 3.5
+
+
+def test_a_million_small_costs_are_summed_without_float32_rounding():
+    """Added one by one in float32, 0.1 a million times is 100,958."""
+    n = 1_000_000
+    long = Trajectory(np.zeros((n, 1)), np.zeros((n, 1)), costs=np.full(n, 0.1, np.float32))
+    assert long.true_cost == pytest.approx(n * float(np.float32(0.1)), rel=1e-12)
+
+
+def test_a_trajectory_without_costs_has_no_true_cost():
+    with pytest.raises(MissingCostError, match=r"costs=None; record an env that reports info\['co"):
+        _ = Trajectory(np.zeros((2, 1)), np.zeros((2, 1))).true_cost
+
+
+def test_float32_arrays_are_kept_without_a_copy():
+    obs, actions = np.ones((3, 2), np.float32), np.ones((3, 1), np.float32)
+    costs = np.ones(3, np.float32)
+    kept = Trajectory(obs, actions, costs)
+    assert kept.obs is obs
+    assert kept.actions is actions
+    assert kept.costs is costs
+
+
+def test_a_read_only_memory_map_stays_on_disk(tmp_path):
+    np.save(tmp_path / "obs.npy", np.ones((3, 2), np.float32))
+    on_disk = np.load(tmp_path / "obs.npy", mmap_mode="r")
+    kept = Trajectory(on_disk, np.zeros((3, 1)))
+    assert np.shares_memory(kept.obs, on_disk)
+    assert not kept.obs.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.uint8, np.bool_])
+def test_other_numbers_are_cast_to_float32(dtype):
+    given = np.array([[0, 1], [1, 0]], dtype=dtype)
+    kept = Trajectory(given, given, costs=given[0])
+    assert kept.obs.dtype == kept.actions.dtype == kept.costs.dtype == np.float32
+    np.testing.assert_array_equal(kept.obs, given)
+
+
+@pytest.mark.parametrize("dtype", [object, complex, "U3", "datetime64[s]"])
+def test_what_is_not_a_number_is_refused_with_its_dtype(dtype):
+    with pytest.raises(TypeError, match="obs must be an array of numbers, got dtype"):
+        Trajectory(np.ones((2, 2)).astype(dtype), np.zeros((2, 1)))
+
+
+def test_a_kept_final_observation_is_named_as_the_likely_slip():
+    with pytest.raises(ValueError, match=r"got 4 obs rows and 3 action rows; drop the final obs"):
+        Trajectory(np.zeros((4, 2)), np.zeros((3, 1)))
+
+
+def test_an_empty_episode_is_refused():
+    with pytest.raises(ValueError, match="at least one step, got none; skip empty episodes"):
+        Trajectory(np.zeros((0, 2)), np.zeros((0, 1)))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2, 2), ()])
+def test_steps_that_are_not_flat_rows_are_refused_with_their_shape(shape):
+    with pytest.raises(ValueError, match=r"obs of a trajectory must have shape \(T, dim\), got \("):
+        Trajectory(np.zeros(shape), np.zeros((5, 1)))
+    with pytest.raises(ValueError, match=r"actions of a trajectory.*flatten each step to one row"):
+        Trajectory(np.zeros((5, 1)), np.zeros(shape))
+
+
+def test_costs_must_be_one_number_per_step():
+    obs, actions = np.zeros((3, 2)), np.zeros((3, 1))
+    with pytest.raises(ValueError, match=r"shape \(T,\), got \(3, 1\); give one number per step"):
+        Trajectory(obs, actions, costs=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match="got 2 costs for 3 steps"):
+        Trajectory(obs, actions, costs=np.zeros(2))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["obs", "actions", "costs"])
+def test_an_entry_that_is_not_finite_is_refused_by_name(name, bad):
+    arrays = {"obs": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "costs": np.zeros(3)}
+    arrays[name].flat[-1] = bad
+    with pytest.raises(NonFiniteError, match=f"{name} of a trajectory must be finite, got 1 NaN"):
+        Trajectory(**arrays)
+
+
+@pytest.mark.parametrize("huge", [1e39, -1e300])
+def test_a_finite_number_too_large_for_float32_is_refused_rather_than_made_infinite(huge):
+    with pytest.raises(NonFiniteError, match="obs of a trajectory must be finite, got 1 NaN or"):
+        Trajectory(np.array([[0.0, huge]]), np.zeros((1, 1)))
+
+
+# -- Label -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preference", [0, 0.5, 0.25, 1, NAN])
+@pytest.mark.parametrize("safe", [0, 1, NAN])
+def test_a_label_holds_a_probability_and_two_verdicts_or_nan(preference, safe):
+    label = Label(preference, safe, 1)
+    assert label.preference is preference
+    assert label.first_safe is safe
+
+
+@pytest.mark.parametrize("preference", [-0.1, 1.1, -1, math.inf])
+def test_a_preference_that_is_no_probability_is_refused(preference):
+    with pytest.raises(ValueError, match=rf"lie in \[0, 1\] or be NaN.*got {preference}; 1 says"):
+        Label(preference, 1, 1)
+
+
+@pytest.mark.parametrize("verdict", [0.5, -1, 2, math.inf])
+def test_a_verdict_other_than_safe_or_unsafe_is_refused_by_name(verdict):
+    with pytest.raises(ValueError, match=r"first_safe must be 1 \(safe\), 0 \(unsafe\) or NaN"):
+        Label(0.5, verdict, 1)
+    with pytest.raises(ValueError, match=f"second_safe must be .*, got {verdict}"):
+        Label(0.5, 1, verdict)
+
+
+# -- Padding ---------------------------------------------------------------------------------
+
+
+def test_shorter_trajectories_are_filled_up_with_zeros_and_masked_out():
+    obs, actions, mask = pad([trajectory([[1, 2, 3]]), trajectory([[4, 5, 6], [7, 8, 9]])])
+    assert obs.tolist() == [[[1, 2], [0, 0]], [[4, 5], [7, 8]]]
+    assert actions.tolist() == [[[3], [0]], [[6], [9]]]
+    assert mask.tolist() == [[True, False], [True, True]]
+    assert obs.dtype == actions.dtype == torch.float32
+
+
+def test_padding_copies_so_that_the_trajectories_stay_as_they_were():
+    only = trajectory([[1, 2, 3]])
+    pad([only])[0].zero_()
+    assert only.obs.tolist() == [[1, 2]]
+
+
+def test_trajectories_of_different_sizes_are_not_broadcast_into_one_batch():
+    """NumPy would copy the single number of the narrow row into all three columns."""
+    wide, narrow = trajectory([[1, 2, 3, 4]], obs_dim=3), trajectory([[5, 6]], obs_dim=1)
+    with pytest.raises(ValueError, match=r"act_dim\) = \(3, 1\), got \(1, 1\)"):
+        pad([wide, narrow])
+
+
+def test_the_size_of_a_batch_is_its_number_of_pairs():
+    pairs = torch.tensor([[0, 1], [1, 0], [0, 1]])
+    batch = PairBatch([trajectory([[1, 2, 3]])] * 2, pairs, torch.zeros(3), torch.zeros(3, 2))
+    assert len(batch) == 3
