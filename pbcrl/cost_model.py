@@ -88,7 +88,11 @@ class CostModel(nn.Module):
 
         Returns:
             c_ψ(s_t, a_t), (...,), per step; negative is safer than the limit's share of a step.
+
+        Raises:
+            ValueError: If the last axes are not obs_dim and act_dim.
         """
+        self._check_sizes(obs.shape[-1], actions.shape[-1])
         inputs = (torch.cat([obs, actions], dim=-1) - self.input_mean) / self.input_scale
         cost: Tensor = self.net(inputs.clamp(-_INPUT_CLIP, _INPUT_CLIP)).squeeze(-1)
         return cost
@@ -120,9 +124,10 @@ class CostModel(nn.Module):
     ) -> NDArray[np.float32]:
         """Return c_ψ for NumPy rows, without gradients: (N, obs_dim), (N, act_dim) -> (N,)."""
         device = self.input_mean.device
+        # Copied, because PyTorch warns of read-only arrays such as memory maps.
         cost: Tensor = self(
-            torch.as_tensor(obs, dtype=torch.float32, device=device),
-            torch.as_tensor(actions, dtype=torch.float32, device=device),
+            torch.tensor(obs, dtype=torch.float32, device=device),
+            torch.tensor(actions, dtype=torch.float32, device=device),
         )
         return cost.cpu().numpy()
 
@@ -143,7 +148,7 @@ class CostModel(nn.Module):
         would give another cost to the same step. A feature that never varies keeps the scale 1.
 
         Raises:
-            ValueError: If there is no trajectory.
+            ValueError: If there is no trajectory, or one has other sizes than the model.
         """
         if not trajectories:
             raise ValueError("the input scale needs at least one trajectory, got none")
@@ -152,6 +157,7 @@ class CostModel(nn.Module):
         total_square = np.zeros_like(total)
         first = np.concatenate([trajectories[0].obs[0], trajectories[0].actions[0]])
         for trajectory in trajectories:
+            self._check_sizes(trajectory.obs.shape[1], trajectory.actions.shape[1])
             rows = np.concatenate([trajectory.obs, trajectory.actions], axis=1, dtype=np.float64)
             rows -= first  # near the mean, so that the squares do not cancel
             count += len(rows)
@@ -206,6 +212,15 @@ class CostModel(nn.Module):
         )
         model.load_state_dict(tensors)
         return model, meta["info"]
+
+    def _check_sizes(self, obs_dim: int, act_dim: int) -> None:
+        # The net sees their concatenation, so equal sums of sizes would pass unnoticed.
+        if (obs_dim, act_dim) != (self.obs_dim, self.act_dim):
+            raise ValueError(
+                "a cost model reads the sizes that it was made for: (obs_dim, act_dim) = "
+                f"({self.obs_dim}, {self.act_dim}), got ({obs_dim}, {act_dim}); use the model of "
+                "this environment, or check the order of the arguments"
+            )
 
 
 def padded_chunks(

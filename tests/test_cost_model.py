@@ -1,0 +1,301 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl.cost_model import CostModel, padded_chunks
+from pbcrl.errors import CorruptFileError, MismatchError, StorageError
+from pbcrl.storage import save_tensors
+from pbcrl.trajectory import Trajectory, pad
+
+
+def episodes(*lengths, obs_dim=3, act_dim=2, seed=0):
+    rng = np.random.default_rng(seed)
+    return [
+        Trajectory(rng.normal(size=(length, obs_dim)), rng.normal(size=(length, act_dim)))
+        for length in lengths
+    ]
+
+
+def random_model(obs_dim=3, act_dim=2, **options):
+    """A model whose last layer is no longer zero."""
+    torch.manual_seed(0)
+    model = CostModel(obs_dim, act_dim, **options)
+    torch.nn.init.normal_(model.net[-1].weight)
+    torch.nn.init.constant_(model.net[-1].bias, 0.3)
+    return model
+
+
+def linear_model(weights, *, bias=0.0, obs_dim=1, **options):
+    """c(s, a) = weights · (s, a) + bias."""
+    model = CostModel(obs_dim, len(weights) - obs_dim, hidden_sizes=(), **options)
+    model.load_state_dict(
+        {
+            **model.state_dict(),
+            "net.0.weight": torch.tensor([weights]),
+            "net.0.bias": torch.tensor([bias]),
+        }
+    )
+    return model
+
+
+# -- Costs -----------------------------------------------------------------------------------
+
+
+def test_an_untrained_model_puts_every_episode_exactly_on_the_limit():
+    far = Trajectory(np.full((1000, 3), 1e30), np.full((1000, 2), -1e30))
+    assert CostModel(3, 2).score([*episodes(1, 10, 1000), far]).tolist() == [0, 0, 0, 0]
+
+
+def test_an_untrained_model_can_learn_although_its_last_layer_is_zero():
+    model = CostModel(3, 2)
+    obs, actions, _ = pad(episodes(10))
+    model.trajectory_cost(obs, actions).sum().backward()
+    assert model.net[-1].weight.grad.abs().max() > 0
+
+
+def test_a_linear_model_costs_what_its_weights_say():
+    """c = 2 s - 3 a + 0.5: steps cost 2.5 and -7.5, the episode -5."""
+    model = linear_model([2.0, -3.0], bias=0.5)
+    episode = Trajectory(np.array([[1.0], [-1.0]]), np.array([[0.0], [2.0]]))
+    assert model.step_cost(episode.obs, episode.actions).tolist() == [2.5, -7.5]
+    assert model.score([episode]).tolist() == [-5.0]
+
+
+def test_a_hidden_layer_is_a_relu():
+    """c = 3 relu(2 s - a + 1) - 1: at (1, 0) 8, at (0, 5), where the unit is off, -1."""
+    model = CostModel(1, 1, hidden_sizes=(1,))
+    weights = {"net.0.weight": [[2.0, -1.0]], "net.0.bias": [1.0]}
+    weights |= {"net.2.weight": [[3.0]], "net.2.bias": [-1.0]}
+    tensors = {name: torch.tensor(value) for name, value in weights.items()}
+    model.load_state_dict({**model.state_dict(), **tensors})
+    assert model.step_cost(np.array([[1.0], [0.0]]), np.array([[0.0], [5.0]])).tolist() == [8, -1]
+
+
+def test_the_paper_s_net_has_two_hidden_layers_of_64_and_an_output():
+    shapes = [tuple(p.shape) for p in CostModel(10, 2).parameters()]
+    assert shapes == [(64, 12), (64,), (64, 64), (64,), (1, 64), (1,)]
+
+
+def test_discounting_weights_the_first_step_fully_and_later_ones_less():
+    """c = 1 at discount 1/2: 1 + 1/2 + 1/4 in three steps, 1 in one step."""
+    three, one = episodes(3, 1, obs_dim=1, act_dim=1)
+    assert linear_model([0.0, 0.0], bias=1.0, discount=0.5).score([three, one]).tolist() == [
+        1.75,
+        1,
+    ]
+    assert linear_model([0.0, 0.0], bias=1.0).score([three, one]).tolist() == [3, 1]
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_the_cost_of_an_episode_is_the_discounted_sum_of_its_step_costs(discount):
+    model, (episode,) = random_model(discount=discount), episodes(50)
+    step_costs = model.step_cost(episode.obs, episode.actions).astype(np.float64)
+    assert step_costs.shape == (50,)
+    expected = (step_costs * discount ** np.arange(50)).sum()
+    assert model.score([episode])[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+@pytest.mark.parametrize("filler", [0.0, 1e6, math.nan])
+def test_what_stands_in_the_padding_has_no_influence(filler, discount):
+    model = random_model(discount=discount)
+    (episode,) = episodes(7)
+    obs, actions, mask = pad([episode, *episodes(20, seed=1)])
+    obs[0, 7:], actions[0, 7:] = filler, filler
+    padded = model.trajectory_cost(obs, actions, mask)[0].item()
+    alone = model.trajectory_cost(*pad([episode])[:2])[0].item()
+    assert padded == pytest.approx(alone, rel=1e-6)
+
+
+def test_scores_depend_neither_on_the_company_nor_on_the_order_of_an_episode():
+    """40 episodes of up to 1,000 steps are scored in more than one chunk."""
+    model, rng = random_model(), np.random.default_rng(0)
+    given = episodes(*rng.integers(1, 1000, size=40))
+    assert len(list(padded_chunks(given))) > 1
+    scores = model.score(given)
+    assert scores.dtype == np.float64
+    order = rng.permutation(40)
+    np.testing.assert_allclose(model.score([given[i] for i in order]), scores[order], rtol=1e-5)
+    alone = np.concatenate([model.score([episode]) for episode in given])
+    np.testing.assert_allclose(alone, scores, rtol=1e-5)
+
+
+def test_no_episodes_have_no_scores():
+    scores = random_model().score([])
+    assert scores.shape == (0,)
+    assert scores.dtype == np.float64
+
+
+def test_step_costs_of_a_rollout_keep_its_leading_axes():
+    model = random_model()
+    obs, actions = torch.randn(5, 4, 3), torch.randn(5, 4, 2)  # (T, N, ...)
+    costs = model(obs, actions)
+    assert costs.shape == (5, 4)
+    torch.testing.assert_close(costs[2, 3], model(obs[2, 3], actions[2, 3]))
+
+
+def test_steps_read_from_a_read_only_file_are_scored_without_a_warning(tmp_path):
+    (episode,) = episodes(4)
+    np.save(tmp_path / "obs.npy", episode.obs)
+    on_disk = np.load(tmp_path / "obs.npy", mmap_mode="r")
+    torch.set_warn_always(True)  # else PyTorch warns in the first test that asks only
+    try:
+        costs = random_model().step_cost(on_disk, episode.actions)
+    finally:
+        torch.set_warn_always(False)
+    np.testing.assert_array_equal(costs, random_model().step_cost(episode.obs, episode.actions))
+
+
+def test_scoring_leaves_no_gradients_behind():
+    model = random_model()
+    model.score(episodes(4))
+    model.step_cost(np.zeros((1, 3)), np.zeros((1, 2)))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# -- Chunks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "max_rows", "sizes"),
+    [
+        ([4, 4, 4, 4], 8, [2, 2]),
+        ([1, 1, 9, 1], 10, [2, 1, 1]),  # padded to 9 rows each, two of them would be 18
+        ([50], 8, [1]),  # one that is longer than the bound still has to be scored
+        ([], 8, []),
+    ],
+)
+def test_a_chunk_holds_at_most_max_rows_of_padded_steps(lengths, max_rows, sizes):
+    chunks = list(padded_chunks(episodes(*lengths), max_rows=max_rows))
+    assert [len(obs) for obs, _, _ in chunks] == sizes
+
+
+def test_only_a_chunk_with_padding_has_a_mask():
+    (_, _, equal), (_, _, unequal) = padded_chunks(episodes(3, 3, 2, 1), max_rows=6)
+    assert equal is None
+    assert unequal.tolist() == [[True, True], [True, False]]
+
+
+# -- Input scale -----------------------------------------------------------------------------
+
+
+def test_the_input_scale_is_numpy_s_mean_and_deviation_in_float64():
+    """One feature sits at a million: its squares cancel all of float32, and half of float64."""
+    rng = np.random.default_rng(0)
+    offset, spread = np.array([1e6, 0.0, -30.0, 1e-3]), np.array([1.0, 1.0, 1e-2, 50.0])
+    data = [
+        Trajectory(offset[:3] + spread[:3] * rng.normal(size=(n, 3)), 50 * rng.normal(size=(n, 1)))
+        for n in (300, 1, 700)
+    ]
+    model = CostModel(3, 1)
+    model.fit_input_scale(data)
+    rows = np.concatenate([np.concatenate([t.obs, t.actions], axis=1) for t in data])
+    rows = rows.astype(np.float64)
+    np.testing.assert_allclose(model.input_mean, rows.mean(axis=0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(model.input_scale, rows.std(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("constant", [0.0, 5.0, 1e6, -0.1])
+def test_a_feature_that_never_varies_is_centred_and_keeps_scale_1(constant):
+    model = CostModel(1, 1)
+    model.fit_input_scale([Trajectory(np.full((9, 1), constant), np.arange(9.0)[:, None])])
+    assert model.input_mean[0].item() == np.float32(constant)
+    assert model.input_scale[0].item() == 1
+
+
+def test_a_fitted_model_reads_deviations_from_the_mean():
+    """The mean of 1, 3 is 2, the deviation 1: s = 5 is read as 3."""
+    model = linear_model([1.0, 0.0])
+    model.fit_input_scale([Trajectory(np.array([[1.0], [3.0]]), np.zeros((2, 1)))])
+    assert model.step_cost(np.array([[5.0]]), np.zeros((1, 1))).tolist() == [3]
+
+
+def test_a_spike_beyond_ten_deviations_counts_as_ten():
+    assert linear_model([1.0, 0.0]).step_cost(
+        np.array([[9.5], [11.0], [-1e9]]), np.zeros((3, 1))
+    ).tolist() == [9.5, 10, -10]
+
+
+def test_the_input_scale_is_no_parameter_and_travels_in_the_state():
+    model = CostModel(2, 1)
+    assert {"input_mean", "input_scale"} <= model.state_dict().keys()
+    assert {name for name, _ in model.named_parameters()}.isdisjoint({"input_mean", "input_scale"})
+
+
+def test_an_input_scale_needs_data():
+    with pytest.raises(ValueError, match="the input scale needs at least one trajectory, got none"):
+        CostModel(1, 1).fit_input_scale([])
+
+
+# -- Files -----------------------------------------------------------------------------------
+
+
+def test_a_saved_model_comes_back_with_equal_costs_and_its_info(tmp_path):
+    model, given = random_model(hidden_sizes=(8, 5), discount=0.99), episodes(10, 300, 40)
+    model.fit_input_scale(given)
+    info = {"env_id": "Toy-v0", "dead_zone": 0.75, "epochs": 12, "note": None}
+    model.save(tmp_path / "new folder" / "model.safetensors", **info)
+    loaded, loaded_info = CostModel.load(tmp_path / "new folder" / "model.safetensors")
+    assert loaded_info == info
+    assert (loaded.obs_dim, loaded.act_dim) == (3, 2)
+    assert (loaded.hidden_sizes, loaded.discount) == ((8, 5), 0.99)
+    np.testing.assert_array_equal(loaded.score(given), model.score(given))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    path = tmp_path / "agent.safetensors"
+    save_tensors(path, kind="agent", tensors=CostModel(1, 1).state_dict(), meta={})
+    with pytest.raises(MismatchError, match="holds 'agent', not 'cost-model'"):
+        CostModel.load(path)
+
+
+def test_a_model_with_another_limit_is_refused(tmp_path):
+    path, model = tmp_path / "model.safetensors", CostModel(1, 1)
+    config = {"obs_dim": 1, "act_dim": 1, "hidden_sizes": [64, 64], "discount": 1.0}
+    config |= {"aggregation": "mean", "learned_limit": 0.0}
+    meta = {"config": config, "info": {}}
+    save_tensors(path, kind="cost-model", tensors=model.state_dict(), meta=meta)
+    with pytest.raises(MismatchError, match="this version reads summed costs with the learned lim"):
+        CostModel.load(path)
+
+
+def test_a_damaged_and_a_missing_file_are_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(StorageError, match=r"model\.safetensors"):
+        CostModel.load(path)
+    CostModel(1, 1).save(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptFileError, match="damaged or not a file of this package"):
+        CostModel.load(path)
+
+
+# -- Sizes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("obs_dim", "act_dim", "hidden_sizes"),
+    [(0, 1, (4,)), (1, 0, (4,)), (-2, 5, ()), (1, 1, (4, 0))],
+)
+def test_sizes_that_are_not_positive_are_refused(obs_dim, act_dim, hidden_sizes):
+    with pytest.raises(ValueError, match=f"must be positive, got {obs_dim}, {act_dim} and "):
+        CostModel(obs_dim, act_dim, hidden_sizes=hidden_sizes)
+
+
+@pytest.mark.parametrize("discount", [0.0, -0.5, 1.01, math.nan])
+def test_a_discount_outside_0_to_1_is_refused(discount):
+    with pytest.raises(ValueError, match=rf"must lie in \(0, 1\], got {discount}; 1 is no disc"):
+        CostModel(1, 1, discount=discount)
+
+
+@pytest.mark.parametrize(("obs_dim", "act_dim"), [(2, 3), (3, 1), (6, 2)])
+def test_an_episode_of_other_sizes_is_refused_even_if_their_sum_is_the_same(obs_dim, act_dim):
+    model, other = random_model(3, 2), episodes(4, obs_dim=obs_dim, act_dim=act_dim)
+    message = rf"act_dim\) = \(3, 2\), got \({obs_dim}, {act_dim}\)"
+    with pytest.raises(ValueError, match=message):
+        model.score(other)
+    with pytest.raises(ValueError, match=message):
+        model.step_cost(other[0].obs, other[0].actions)
+    with pytest.raises(ValueError, match=message):
+        model.fit_input_scale(other)
