@@ -93,9 +93,10 @@ class SyntheticOracle:
                 f"the oracle's budget of {self.budget} queries must not be passed: {left} are "
                 f"left, {len(queries)} were asked; ask fewer, or raise the budget"
             )
-        labels = [self._answer(query.first.true_cost, query.second.true_cost) for query in queries]
+        # All costs first: a missing one must not leave the stream of noise half drawn.
+        costs = [(query.first.true_cost, query.second.true_cost) for query in queries]
         self._queries_used += len(queries)
-        return labels
+        return [self._answer(first_cost, second_cost) for first_cost, second_cost in costs]
 
     def _answer(self, first_cost: float, second_cost: float) -> Label:
         preference = 0.5 + 0.5 * float(np.sign(second_cost - first_cost))
