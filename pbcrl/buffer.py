@@ -128,18 +128,25 @@ class PreferenceBuffer:
             safe=labels[:, 1:],
         )
 
+    def check_labelled(self) -> None:
+        """Refuse a buffer whose loss would be 0 for want of labels.
+
+        Raises:
+            LabelError: If there is no pair, or no pair has any label.
+        """
+        if np.isnan(self._labels).all():
+            raise LabelError(
+                f"training needs labels, but the buffer's {len(self)} pairs have none; label some "
+                "pairs first (`draw_pairs`, `queries`, `add_labels`)"
+            )
+
     def check_trainable(self) -> None:
         """Refuse a set of labels from which no limit can be learned.
 
         Raises:
             LabelError: If there is no label, or safe or unsafe ones are missing altogether.
         """
-        given = self._labels[~np.isnan(self._labels)]
-        if len(given) == 0:
-            raise LabelError(
-                f"training needs labels, but the buffer's {len(self)} pairs have none; label some "
-                "pairs first (`draw_pairs`, `queries`, `add_labels`)"
-            )
+        self.check_labelled()
         safe = self._labels[:, 1:]
         num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
         if num_safe == 0 or num_unsafe == 0:

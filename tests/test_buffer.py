@@ -1,0 +1,238 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.errors import LabelError
+from pbcrl.oracle import SyntheticOracle
+from pbcrl.trajectory import Label, Trajectory
+
+NAN = math.nan
+FIRST_SAFER, SECOND_SAFER = Label(1, 1, 0), Label(0, 0, 1)
+
+
+def episode(cost=0.0, *, obs_dim=1, act_dim=1):
+    return Trajectory(np.full((1, obs_dim), cost), np.zeros((1, act_dim)), np.array([cost]))
+
+
+def buffer_of(num):
+    """A buffer with `num` episodes; the true cost of episode i, and its only observation, is i."""
+    buffer = PreferenceBuffer()
+    buffer.add_trajectories([episode(i) for i in range(num)])
+    return buffer
+
+
+def draw(num_trajectories, num_pairs, seed=0):
+    return draw_pairs(num_trajectories, num_pairs, rng=np.random.default_rng(seed))
+
+
+def different(pairs):
+    return len({frozenset(pair) for pair in pairs.tolist()})
+
+
+# -- Drawing pairs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_trajectories", "num_pairs"), [(2, 1), (5, 6), (5, 10), (30, 200), (30, 435), (1000, 700)]
+)
+def test_drawn_pairs_are_all_different_in_either_order(num_trajectories, num_pairs):
+    pairs = draw(num_trajectories, num_pairs)
+    assert pairs.shape == (num_pairs, 2)
+    assert pairs.dtype == np.int64
+    assert different(pairs) == num_pairs
+    assert (pairs[:, 0] != pairs[:, 1]).all()
+    assert pairs.min() >= 0
+    assert pairs.max() < num_trajectories
+
+
+@pytest.mark.parametrize("num_trajectories", [100, 101])
+def test_half_as_many_pairs_as_trajectories_use_none_of_them_twice(num_trajectories):
+    assert len(np.unique(draw(num_trajectories, 50))) == 100
+
+
+def test_no_trajectory_is_used_three_times_before_all_are_used_once():
+    """75 pairs of 100 trajectories: one permutation uses up all, half of the next reuses half."""
+    uses = np.bincount(draw(100, 75).ravel(), minlength=100)
+    assert uses.min() == 1
+    assert uses.max() == 2
+
+
+@pytest.mark.parametrize(("num_trajectories", "num_pairs"), [(2000, 1000), (50, 1225)])
+def test_the_first_of_a_pair_has_the_lower_index_about_half_the_time(num_trajectories, num_pairs):
+    pairs = draw(num_trajectories, num_pairs)
+    share = (pairs[:, 0] < pairs[:, 1]).mean()
+    assert abs(share - 0.5) < 4 * 0.5 / math.sqrt(num_pairs)
+
+
+def test_every_pair_is_as_likely_as_any_other():
+    """6 possible pairs, 1 or 5 of them drawn (the sparse and the dense way), 1,200 times."""
+    for num_pairs, seeds in [(1, 1200), (5, 1200)]:
+        counts = np.zeros((4, 4))
+        for seed in range(seeds):
+            low, high = np.sort(draw(4, num_pairs, seed), axis=1).T
+            counts[low, high] += 1
+        share = counts[np.triu_indices(4, k=1)] / seeds
+        expected = num_pairs / 6
+        assert np.abs(share - expected).max() < 4 * math.sqrt(expected * (1 - expected) / seeds)
+
+
+@pytest.mark.parametrize("num_pairs", [40, 400])
+def test_the_same_seed_draws_the_same_pairs(num_pairs):
+    np.testing.assert_array_equal(draw(30, num_pairs, seed=3), draw(30, num_pairs, seed=3))
+    assert (draw(30, num_pairs, seed=3) != draw(30, num_pairs, seed=4)).any()
+
+
+def test_more_pairs_than_there_are_different_ones_are_refused():
+    with pytest.raises(ValueError, match="5 trajectories make 10 pairs, 11 were asked; draw fewer"):
+        draw(5, 11)
+    with pytest.raises(ValueError, match="1 trajectories make 0 pairs, 1 were asked"):
+        draw(1, 1)
+    with pytest.raises(ValueError, match="-1 were asked"):
+        draw(5, -1)
+
+
+@pytest.mark.parametrize("num_trajectories", [0, 1, 5])
+def test_drawing_no_pairs_gives_an_empty_array_of_pairs(num_trajectories):
+    assert draw(num_trajectories, 0).shape == (0, 2)
+
+
+# -- Trajectories ----------------------------------------------------------------------------
+
+
+def test_trajectories_are_kept_by_reference_under_consecutive_indices():
+    buffer, episodes = PreferenceBuffer(), [episode(i) for i in range(3)]
+    assert buffer.add_trajectories(episodes[:2]).tolist() == [0, 1]
+    assert buffer.add_trajectories([]).tolist() == []
+    assert buffer.add_trajectories(episodes[2:]).tolist() == [2]
+    assert all(kept is given for kept, given in zip(buffer.trajectories, episodes, strict=True))
+
+
+@pytest.mark.parametrize(("obs_dim", "act_dim"), [(3, 1), (1, 2)])
+def test_trajectories_of_another_size_are_refused_and_none_is_kept(obs_dim, act_dim):
+    buffer, other = PreferenceBuffer(), episode(obs_dim=obs_dim, act_dim=act_dim)
+    message = rf"act_dim\) = \(1, 1\), got \({obs_dim}, {act_dim}\); use one buffer per env"
+    with pytest.raises(ValueError, match=message):
+        buffer.add_trajectories([episode(), other])
+    assert buffer.trajectories == []
+    buffer.add_trajectories([episode()])
+    with pytest.raises(ValueError, match=message):
+        buffer.add_trajectories([other])
+
+
+# -- Labels ----------------------------------------------------------------------------------
+
+
+def test_queries_show_the_trajectories_that_the_pairs_name():
+    buffer = buffer_of(3)
+    (query,) = buffer.queries(np.array([[2, 0]]))
+    assert query.first is buffer.trajectories[2]
+    assert query.second is buffer.trajectories[0]
+
+
+def test_the_length_counts_pairs_and_num_compared_the_trajectories_in_them():
+    buffer = buffer_of(5)
+    assert (len(buffer), buffer.num_compared) == (0, 0)
+    buffer.add_labels(np.array([[0, 1], [1, 3]]), [FIRST_SAFER] * 2)
+    assert (len(buffer), buffer.num_compared) == (2, 3)
+
+
+def test_an_oracle_s_answers_stay_with_the_pairs_that_were_asked_about():
+    buffer, pairs = buffer_of(6), np.array([[5, 0], [1, 4], [2, 3]])
+    buffer.add_labels(pairs, SyntheticOracle(2).label(buffer.queries(pairs)))
+    batch = buffer.batch(np.array([2, 0]))
+    assert batch.preference.tolist() == [1, 0]
+    assert batch.safe.tolist() == [[1, 0], [0, 1]]
+    costs = [[batch.trajectories[i].true_cost for i in pair] for pair in batch.pairs.tolist()]
+    assert costs == [[2, 3], [5, 0]]
+
+
+def test_a_trajectory_shared_by_pairs_occurs_once_in_a_batch():
+    buffer = buffer_of(9)
+    buffer.add_labels(np.array([[7, 2], [2, 5], [7, 5]]), [FIRST_SAFER] * 3)
+    batch = buffer.batch(np.array([0, 1, 2]))
+    assert [t.true_cost for t in batch.trajectories] == [2, 5, 7]
+    assert batch.pairs.tolist() == [[2, 0], [0, 1], [2, 1]]
+    assert batch.pairs.dtype == torch.int64
+
+
+def test_a_pair_may_be_asked_for_twice_in_one_batch():
+    buffer = buffer_of(2)
+    buffer.add_labels(np.array([[0, 1]]), [FIRST_SAFER])
+    batch = buffer.batch(np.array([0, 0, 0]))
+    assert len(batch) == 3
+    assert len(batch.trajectories) == 2
+
+
+def test_no_positions_make_an_empty_batch():
+    batch = buffer_of(2).batch(np.arange(0))
+    assert len(batch) == 0
+    assert batch.pairs.shape == batch.safe.shape == (0, 2)
+
+
+def test_an_answer_that_was_not_given_stays_nan():
+    buffer = buffer_of(2)
+    buffer.add_labels(np.array([[0, 1]]), [Label(NAN, 1, NAN)])
+    batch = buffer.batch(np.array([0]))
+    assert batch.preference.isnan().tolist() == [True]
+    assert batch.safe.isnan().tolist() == [[False, True]]
+
+
+def test_each_pair_needs_its_label_and_nothing_is_kept_otherwise():
+    buffer = buffer_of(3)
+    with pytest.raises(LabelError, match=r"got 2 pairs and 1 labels; .* Label\(nan, nan, nan\)"):
+        buffer.add_labels(np.array([[0, 1], [1, 2]]), [FIRST_SAFER])
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("pair", [(1, 1), (0, 3), (-1, 0)])
+def test_a_pair_must_name_two_different_trajectories_of_the_buffer(pair):
+    buffer, pairs = buffer_of(3), np.array([(0, 1), pair])
+    message = rf"two different trajectories of 3, got \[{pair[0]}, {pair[1]}\]"
+    with pytest.raises(ValueError, match=message):
+        buffer.queries(pairs)
+    with pytest.raises(ValueError, match=message):
+        buffer.add_labels(pairs, [FIRST_SAFER] * 2)
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("pairs", [[0, 1], [[0, 1, 2]], [[0.0, 1.0]], []])
+def test_pairs_of_another_shape_or_dtype_are_refused(pairs):
+    with pytest.raises(ValueError, match=r"pairs must be integers of shape \(B, 2\), got"):
+        buffer_of(3).queries(np.array(pairs))
+
+
+# -- What can be learned from ----------------------------------------------------------------
+
+
+def labelled(*labels):
+    buffer = buffer_of(2)
+    buffer.add_labels(np.tile([0, 1], (len(labels), 1)), labels)
+    return buffer
+
+
+def test_one_safe_and_one_unsafe_label_are_enough():
+    labelled(Label(NAN, 1, 0)).check_trainable()
+    labelled(Label(1, 1, NAN), Label(1, NAN, 0)).check_trainable()
+
+
+def test_a_buffer_without_labels_is_refused():
+    with pytest.raises(LabelError, match="needs labels, but the buffer's 0 pairs have none; label"):
+        buffer_of(2).check_trainable()
+    with pytest.raises(LabelError, match="the buffer's 2 pairs have none"):
+        labelled(*[Label(NAN, NAN, NAN)] * 2).check_trainable()
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ([Label(1, 1, 1)] * 2, "got 4 safe and 0 unsafe"),
+        ([Label(1, 0, 0), Label(1, NAN, 0)], "got 0 safe and 3 unsafe"),
+        ([Label(1, NAN, NAN)], "got 0 safe and 0 unsafe"),
+    ],
+)
+def test_one_sided_labels_are_refused_with_their_counts(labels, found):
+    with pytest.raises(LabelError, match=f"{found}; add trajectories of the other kind, or check"):
+        labelled(*labels).check_trainable()
