@@ -23,6 +23,9 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.losses import pbci_loss
 from pbcrl.trajectory import PairBatch
 
+# At ζ = 1e-3 the cross-entropies hold the unbounded variance term back up to sd(C) of about 22.
+_RUNAWAY_STD = 20.0
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -33,7 +36,7 @@ class Evaluation:
     safety_loss: float
     """Eq. 8 with the current dead zone, nats per labelled member."""
     pair_accuracy: float
-    """Share of the strict preferences that the learned costs order alike."""
+    """Share of the strict preferences that the learned costs order alike; a tie counts half."""
     safety_accuracy: float
     """Share of the safety labels that agree with the sign of the learned cost."""
     cost_std: float
@@ -78,6 +81,7 @@ class CostModelTrainer:
         self._batch_size = batch_size
         self._optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         self._rng = rng
+        self._warned_of_runaway = False
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats."""
@@ -125,11 +129,17 @@ class CostModelTrainer:
 
         Raises:
             LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
+            ValueError: If `patience` or `validate_every` is below 1.
         """
+        for name, count in [("patience", patience), ("validate_every", validate_every)]:
+            if count is not None and count < 1:
+                raise ValueError(
+                    f"{name} must be >= 1, got {count}; the weights that are kept at the end are "
+                    "those of the best evaluation"
+                )
         train.check_trainable()
+        valid.check_labelled()
         best = self.evaluate(valid)
-        if not math.isfinite(best.selection_loss) or len(valid) == 0:
-            valid.check_trainable()
         history, best_weights, since_best, steps = [best], self._weights(), 0, 0
         if on_evaluation is not None:
             on_evaluation(steps, best)
@@ -145,13 +155,14 @@ class CostModelTrainer:
                         continue
                     evaluation = self.evaluate(valid)
                     history.append(evaluation)
-                    if on_evaluation is not None:
-                        on_evaluation(steps, evaluation)
+                    # Kept before it is reported: the callback may be where Ctrl-C arrives.
                     if evaluation.selection_loss < best.selection_loss:
                         best, best_weights, since_best = evaluation, self._weights(), 0
                     else:
                         since_best += 1
                         self._warn_of_runaway(evaluation.cost_std)
+                    if on_evaluation is not None:
+                        on_evaluation(steps, evaluation)
                     if since_best >= patience:
                         return history
             return history
@@ -167,7 +178,7 @@ class CostModelTrainer:
             epochs: Passes over the new pairs.
 
         Returns:
-            Mean total loss of the gradient steps, in nats.
+            Mean total loss of the gradient steps, in nats; NaN if there are none.
 
         Raises:
             LabelError: If the buffer has no labels, or safe or unsafe ones only.
@@ -177,10 +188,13 @@ class CostModelTrainer:
         if not 1 <= num_new <= len(buffer):
             raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
         num_old = len(buffer) - num_new
+        num_batches = min(
+            math.ceil(2 * num_new / self._batch_size), num_new
+        )  # no batch without a new pair
         losses = []
         for _ in range(epochs):
             new = num_old + self._rng.permutation(num_new)
-            for part in np.array_split(new, math.ceil(2 * num_new / self._batch_size)):
+            for part in np.array_split(new, num_batches):
                 old = self._rng.integers(num_old, size=len(part)) if num_old else part[:0]
                 losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
         return float(np.mean(losses)) if losses else math.nan
@@ -199,13 +213,13 @@ class CostModelTrainer:
             snr_weight=0.0,
         )
         strict = ~batch.preference.isnan() & (batch.preference != 0.5)
-        agrees = (second > first) == (batch.preference > 0.5)
+        agreement = (torch.sign(second - first) * torch.sign(batch.preference - 0.5) + 1) / 2
         labelled = ~batch.safe.isnan()
         judged = (cost <= 0) == (batch.safe > 0.5)
         return Evaluation(
             preference_loss=float(terms.preference),
             safety_loss=float(terms.safety),
-            pair_accuracy=_mean(agrees[strict]),
+            pair_accuracy=_mean(agreement[strict]),
             safety_accuracy=_mean(judged[labelled]),
             cost_std=float(cost.std(unbiased=False)) if len(cost) else math.nan,
         )
@@ -255,16 +269,19 @@ class CostModelTrainer:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _warn_of_runaway(self, cost_std: float) -> None:
-        # Separable labels may spread the costs this far too, but then the held-out loss still falls.
-        bound = 20.0 if self._max_std is None else 4 * self._max_std
-        if cost_std > bound:
+        # Above `max_std` the variance term has no gradient. Separable labels alone may spread the
+        # costs further, but ever more slowly, and that is no fault.
+        unbounded = self._max_std is None and self._snr_weight > 0
+        if unbounded and cost_std > _RUNAWAY_STD and not self._warned_of_runaway:
+            self._warned_of_runaway = True
             warnings.warn(
-                f"the learned costs are running away: sd(C) = {cost_std:.1f} is above {bound:.0f} "
-                "and held-out labels gain nothing by it; lower snr_weight, or stop earlier",
+                "the variance term has no lower bound, and the learned costs are running away: "
+                f"sd(C) = {cost_std:.1f} is above {_RUNAWAY_STD:.0f}, and held-out labels gain "
+                "nothing by it; set max_std, or lower snr_weight",
                 RuntimeWarning,
                 stacklevel=3,
             )
 
 
-def _mean(flags: Tensor) -> float:
-    return float(flags.double().mean()) if len(flags) else math.nan
+def _mean(shares: Tensor) -> float:
+    return float(shares.double().mean()) if len(shares) else math.nan

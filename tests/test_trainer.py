@@ -1,0 +1,424 @@
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import tensor
+
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.cost_model import CostModel, padded_chunks
+from pbcrl.dead_zone import DeadZone
+from pbcrl.errors import LabelError
+from pbcrl.losses import pbci_loss
+from pbcrl.oracle import ReplayOracle, SyntheticOracle
+from pbcrl.trainer import CostModelTrainer
+from pbcrl.trajectory import Label, Trajectory
+
+NAN = math.nan
+LN_2 = math.log(2)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def softplus(x):
+    """-log σ(-x): what a verdict "safe" loses at cost x."""
+    return math.log1p(math.exp(x))
+
+
+# -- A model with known costs ----------------------------------------------------------------
+
+
+def identity_model():
+    """c(s, a) = s, so that an episode costs the sum of its observations."""
+    model = CostModel(1, 1, hidden_sizes=())
+    torch.nn.init.constant_(model.net[0].weight[:, :1], 1.0)
+    return model
+
+
+def buffer_of(costs, pairs, labels):
+    """Episodes of one step that `identity_model` scores with these costs, and labelled pairs."""
+    buffer = PreferenceBuffer()
+    buffer.add_trajectories([Trajectory(np.array([[c]]), np.zeros((1, 1))) for c in costs])
+    buffer.add_labels(np.array(pairs), labels)
+    return buffer
+
+
+def known_trainer(**options):
+    return CostModelTrainer(identity_model(), rng=rng(), **{"snr_weight": 0.0, **options})
+
+
+# -- A problem that can be learned -----------------------------------------------------------
+
+
+def linear_episodes(num, *, seed, steps=10):
+    """Episodes whose true step cost is 0.7 s_0 + 0.3 a_0; s_1 says nothing. Costs near 0 to 10."""
+    random, made = rng(seed), []
+    for level in random.uniform(size=num):
+        rows = random.uniform(0.8, 1.2, size=(steps, 3)) * [level, 1.0, level]
+        costs = 0.7 * rows[:, 0] + 0.3 * rows[:, 2]
+        made.append(Trajectory(rows[:, :2], rows[:, 2:], costs))
+    return made
+
+
+def linear_buffer(num, *, seed, oracle=None, pairs_each=3, steps=10):
+    buffer = PreferenceBuffer()
+    buffer.add_trajectories(linear_episodes(num, seed=seed, steps=steps))
+    pairs = draw_pairs(num, pairs_each * num, rng=rng(seed))
+    oracle = SyntheticOracle(0.5 * steps) if oracle is None else oracle
+    buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+    return buffer
+
+
+def fresh_trainer(*, seed=0, obs_dim=2, act_dim=1, hidden_sizes=(16,), **options):
+    torch.manual_seed(seed)
+    model = CostModel(obs_dim, act_dim, hidden_sizes=hidden_sizes)
+    return CostModelTrainer(model, rng=rng(seed), **{"lr": 1e-2, "batch_size": 64, **options})
+
+
+def weights_of(trainer):
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+# -- Gradient --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("discount", [1.0, 0.999])
+def test_the_streamed_gradient_is_autograd_s_over_the_whole_batch(dtype, tolerance, discount):
+    """The reference scores every member of every pair on its own, without padding or sharing."""
+    random = rng()
+    buffer = PreferenceBuffer()
+    for length in random.integers(100, 3000, size=24):
+        buffer.add_trajectories(
+            [Trajectory(random.normal(size=(length, 2)), random.normal(size=(length, 1)))]
+        )
+    pairs = draw_pairs(24, 30, rng=random)
+    labels = [
+        Label(random.choice([0, 0.5, 1, NAN]), random.choice([0, 1, NAN]), random.choice([0, 1]))
+        for _ in pairs
+    ]
+    buffer.add_labels(pairs, labels)
+    assert len(list(padded_chunks(buffer.trajectories))) >= 3
+
+    torch.manual_seed(0)
+    model = CostModel(2, 1, hidden_sizes=(8,), discount=discount)
+    torch.nn.init.normal_(model.net[-1].weight, std=1e-2)
+    model.to(dtype)
+
+    def cost(index):
+        steps = buffer.trajectories[index]
+        obs, actions = (torch.from_numpy(x).to(dtype) for x in (steps.obs, steps.actions))
+        weight = discount ** torch.arange(len(steps))
+        return (weight * model(obs, actions)).sum()
+
+    answers = tensor([(x.preference, x.first_safe, x.second_safe) for x in labels])
+    first, second = (torch.stack([cost(i) for i in column]) for column in pairs.T)
+    expected_loss = pbci_loss(first, second, *answers.T, dead_zone=0.7, snr_weight=0.01).total
+    assert 0.1 < torch.cat([first, second]).std() < 5  # every term has a gradient
+    expected = torch.autograd.grad(expected_loss, list(model.parameters()))
+
+    trainer = CostModelTrainer(model, rng=rng(), dead_zone=DeadZone(0.7), snr_weight=0.01)
+    loss = trainer.gradient_step(buffer.batch(np.arange(30)))
+    assert loss == pytest.approx(expected_loss.item(), rel=tolerance)
+    got = torch.cat([p.grad.flatten() for p in model.parameters()])
+    wanted = torch.cat([g.flatten() for g in expected])
+    assert (got - wanted).norm() <= tolerance * wanted.norm()
+
+
+def test_the_first_step_of_adam_moves_every_weight_by_lr_against_its_gradient():
+    """Adam divides the first gradient by its own size, so only its sign is left."""
+    buffer = buffer_of([1.0, 3.0], [[0, 1]], [Label(0, 1, 0)])
+    trainer = known_trainer(lr=0.25)
+    before = weights_of(trainer)
+    trainer.gradient_step(buffer.batch(np.array([0])))
+    gradient = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    torch.testing.assert_close(weights_of(trainer), before - 0.25 * gradient.sign())
+
+
+# -- Evaluation ------------------------------------------------------------------------------
+
+
+def test_evaluation_of_known_costs_is_what_a_pocket_calculator_gives():
+    """Costs -1, 2, 0, 3, with δ = 1; of the four preferences one is a tie and one is wrong."""
+    buffer = buffer_of(
+        [-1.0, 2.0, 0.0, 3.0],
+        [[0, 1], [3, 2], [1, 3], [0, 2]],
+        [Label(1, 1, 0), Label(1, 0, 1), Label(0.5, NAN, 1), Label(NAN, NAN, NAN)],
+    )
+    found = known_trainer(dead_zone=DeadZone(1.0)).evaluate(buffer)
+    pair_losses = [softplus(-3), softplus(3), (softplus(1) + softplus(-1)) / 2]
+    assert found.preference_loss == pytest.approx(sum(pair_losses) / 3)
+    safe, unsafe = [-1.0, 0.0, 3.0], [2.0, 3.0]
+    verdict_losses = [softplus(c) for c in safe] + [softplus(1 - c) for c in unsafe]
+    assert found.safety_loss == pytest.approx(sum(verdict_losses) / 5)
+    assert found.selection_loss == pytest.approx(found.preference_loss + found.safety_loss)
+    assert found.pair_accuracy == 1 / 2  # the tie and the missing one do not count
+    assert found.safety_accuracy == 4 / 5  # cost 0 is safe; cost 3 was called safe once
+    members = [-1.0, 2.0, 3.0, 0.0, 2.0, 3.0, -1.0, 0.0]
+    assert found.cost_std == pytest.approx(np.std(members))
+
+
+def test_an_untrained_model_evaluates_to_a_coin_toss():
+    """Costs 0: two coin tosses of ln 2 nats at δ = 0; equal costs order a pair half right."""
+    buffer = buffer_of([1.0, 2.0, 3.0], [[0, 1], [2, 0], [1, 2]], [Label(1, 1, 0)] * 3)
+    found = fresh_trainer(obs_dim=1, dead_zone=DeadZone(0.0)).evaluate(buffer)
+    assert found.preference_loss == pytest.approx(LN_2)
+    assert found.safety_loss == pytest.approx(LN_2)
+    assert found.pair_accuracy == 0.5
+    assert found.safety_accuracy == 0.5  # 0 is safe, and half of the labels say so
+    assert found.cost_std == 0
+
+
+def test_what_no_label_defines_evaluates_to_nan():
+    empty = known_trainer().evaluate(PreferenceBuffer())
+    assert math.isnan(empty.pair_accuracy)
+    assert math.isnan(empty.safety_accuracy)
+    assert math.isnan(empty.cost_std)
+    ties = known_trainer().evaluate(buffer_of([1.0, 2.0], [[0, 1]], [Label(0.5, NAN, NAN)]))
+    assert math.isnan(ties.pair_accuracy)
+    assert math.isnan(ties.safety_accuracy)
+
+
+def test_violation_rates_count_members_with_a_label_only():
+    """Labelled members cost -1, 2, 0, 3, 2: three above 0; two of the five are labelled unsafe."""
+    buffer = buffer_of(
+        [-1.0, 2.0, 0.0, 3.0],
+        [[0, 1], [2, 3], [1, 3]],
+        [Label(NAN, 1, 0), Label(1, 1, 1), Label(1, 0, NAN)],
+    )
+    trainer = known_trainer()
+    assert trainer.violation_rates(buffer, np.arange(3)) == (3 / 5, 2 / 5)
+    assert trainer.violation_rates(buffer, np.array([1])) == (1 / 2, 0)
+
+
+def test_violation_rates_over_no_labels_are_nan():
+    buffer = buffer_of([1.0, 2.0], [[0, 1]], [Label(1, NAN, NAN)])
+    assert all(math.isnan(rate) for rate in known_trainer().violation_rates(buffer, np.array([0])))
+
+
+# -- Pretraining -----------------------------------------------------------------------------
+
+
+def test_a_linear_cost_is_learned_from_its_labels():
+    trainer, valid = fresh_trainer(), linear_buffer(60, seed=2)
+    history = trainer.pretrain(linear_buffer(200, seed=1), valid, max_epochs=30)
+    assert history[0].pair_accuracy == pytest.approx(0.5)
+    test = trainer.evaluate(linear_buffer(100, seed=3))
+    assert test.pair_accuracy > 0.9
+    assert test.safety_accuracy > 0.9
+
+
+def test_early_stopping_restores_the_best_weights():
+    """Twenty episodes with a third of the labels wrong: the held-out loss soon rises."""
+    oracle = SyntheticOracle(5, preference_noise=0.3, safety_noise=0.3, rng=rng())
+    train, valid = linear_buffer(20, seed=1, oracle=oracle), linear_buffer(30, seed=2)
+    trainer = fresh_trainer()
+    history = trainer.pretrain(train, valid, max_epochs=200, patience=4)
+    losses = [evaluation.selection_loss for evaluation in history]
+    assert len(history) < 200
+    assert len(losses) - 1 - int(np.argmin(losses)) == 4  # it stopped four evaluations later
+    assert losses[-1] > min(losses)
+    assert trainer.evaluate(valid).selection_loss == min(losses)
+
+
+def test_training_that_never_helps_gives_back_the_weights_it_got():
+    train = linear_buffer(20, seed=1)
+    opposite = SyntheticOracle(5, preference_noise=1, safety_noise=1, rng=rng())
+    trainer = fresh_trainer()
+    before = weights_of(trainer)
+    history = trainer.pretrain(train, linear_buffer(20, seed=2, oracle=opposite), patience=3)
+    assert len(history) == 4
+    torch.testing.assert_close(weights_of(trainer), before, rtol=0, atol=0)
+
+
+def test_evaluations_are_counted_in_gradient_steps():
+    """60 pairs in batches of 10 are 6 steps per epoch; the last step is always evaluated."""
+    steps = []
+    history = fresh_trainer(batch_size=10).pretrain(
+        linear_buffer(20, seed=1),
+        linear_buffer(20, seed=2),
+        max_epochs=2,
+        validate_every=5,
+        on_evaluation=lambda step, _: steps.append(step),
+    )
+    assert steps == [0, 5, 10, 12]
+    assert len(history) == 4
+
+
+def test_ctrl_c_keeps_the_best_weights_so_far():
+    """Pressed while the best evaluation is being reported, which counts already."""
+    trainer, valid, seen = fresh_trainer(), linear_buffer(20, seed=2), []
+
+    def press_at_step_5(step, evaluation):
+        seen.append(evaluation.selection_loss)
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.pretrain(
+            linear_buffer(20, seed=1, pairs_each=3), valid, on_evaluation=press_at_step_5
+        )
+    assert len(seen) == 6
+    assert min(seen) == seen[-1]
+    assert trainer.evaluate(valid).selection_loss == min(seen)
+
+
+def test_the_same_seed_trains_to_bit_identical_weights():
+    def trained(seed):
+        trainer = fresh_trainer(seed=seed)
+        trainer.pretrain(linear_buffer(30, seed=1), linear_buffer(20, seed=2), max_epochs=3)
+        trainer.finetune(linear_buffer(30, seed=3), num_new=10, epochs=2)
+        return weights_of(trainer)
+
+    assert torch.equal(trained(0), trained(0))
+    assert not torch.equal(trained(0), trained(1))
+
+
+def test_true_costs_reach_the_model_through_labels_only():
+    """The labels of one run, replayed over episodes without true costs, train the same model."""
+    train = linear_buffer(30, seed=1)
+    pairs = draw_pairs(30, 90, rng=rng(1))
+    recorded = SyntheticOracle(5).label(train.queries(pairs))
+    blind = PreferenceBuffer()
+    blind.add_trajectories([Trajectory(t.obs, t.actions) for t in train.trajectories])
+    blind.add_labels(pairs, ReplayOracle(recorded).label(blind.queries(pairs)))
+    weights = []
+    for buffer in (train, blind):
+        trainer = fresh_trainer()
+        trainer.pretrain(buffer, linear_buffer(20, seed=2), max_epochs=3)
+        weights.append(weights_of(trainer))
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("which", ["train", "valid"])
+def test_pretraining_without_labels_is_refused(which):
+    buffers = {"train": linear_buffer(20, seed=1), "valid": linear_buffer(20, seed=2)}
+    for empty, found in [
+        (PreferenceBuffer(), "the buffer's 0 pairs have none"),
+        (buffer_of([1.0, 2.0], [[0, 1]], [Label(NAN, NAN, NAN)]), "the buffer's 1 pairs have none"),
+    ]:
+        with pytest.raises(LabelError, match=found):
+            fresh_trainer(obs_dim=1).pretrain(**{**buffers, which: empty})
+
+
+def test_pretraining_on_one_sided_labels_is_refused():
+    all_safe = linear_buffer(20, seed=1, oracle=SyntheticOracle(1000))
+    with pytest.raises(LabelError, match="got 120 safe and 0 unsafe"):
+        fresh_trainer().pretrain(all_safe, linear_buffer(20, seed=2))
+
+
+@pytest.mark.parametrize("name", ["patience", "validate_every"])
+def test_pretraining_that_could_never_keep_what_it_learned_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+        fresh_trainer().pretrain(linear_buffer(20, seed=1), linear_buffer(20, seed=2), **{name: 0})
+
+
+def test_a_batch_of_no_pairs_is_refused():
+    with pytest.raises(ValueError, match="batch_size counts pairs and must be >= 1, got 0"):
+        fresh_trainer(batch_size=0)
+
+
+# -- Terms -----------------------------------------------------------------------------------
+
+
+def test_a_dead_zone_lifts_the_costs_of_unsafe_episodes():
+    """Theorem 3.2, with Adam in place of gradient descent: one safe and one unsafe episode."""
+    buffer = buffer_of([-1.0, 1.0], [[0, 1]], [Label(1, 1, 0)])
+    costs = {}
+    for dead_zone in (0.0, 1.0):
+        trainer = fresh_trainer(obs_dim=1, dead_zone=DeadZone(dead_zone), snr_weight=0.0)
+        for _ in range(200):
+            trainer.gradient_step(buffer.batch(np.array([0])))
+        costs[dead_zone] = trainer.model.score(buffer.trajectories)
+    shift_of_safe, shift_of_unsafe = costs[1.0] - costs[0.0]
+    assert 0.5 < shift_of_unsafe <= 1
+    assert abs(shift_of_safe) < 0.05
+
+
+def test_a_strong_variance_term_without_a_bound_is_reported_as_running_away():
+    """Once, although it is seen in many evaluations and again in fine-tuning."""
+    trainer, train = fresh_trainer(snr_weight=1.0, max_std=None, lr=0.05), linear_buffer(20, seed=1)
+    with pytest.warns(RuntimeWarning, match=r"sd\(C\) = .* is above 20, .*; set max_std") as caught:
+        history = trainer.pretrain(train, linear_buffer(20, seed=2), max_epochs=60, patience=60)
+    assert sum(evaluation.cost_std > 20 for evaluation in history) > 1
+    assert len(caught) == 1
+    trainer.finetune(train, num_new=10)  # another warning would fail the test
+
+
+def test_a_bounded_variance_term_does_not_run_away():
+    """The same training but for `max_std`: without it the costs spread by 800 in the end."""
+    trainer = fresh_trainer(snr_weight=1.0, max_std=5.0, lr=0.05)
+    history = trainer.pretrain(
+        linear_buffer(20, seed=1), linear_buffer(20, seed=2), max_epochs=60, patience=60
+    )
+    assert history[-1].cost_std < 30
+
+
+def test_costs_that_well_separated_labels_spread_are_no_runaway():
+    """The default variance term has long been saturated; a warning would fail the test."""
+    trainer, valid = fresh_trainer(lr=0.05), linear_buffer(60, seed=2)
+    history = trainer.pretrain(linear_buffer(100, seed=1), valid, max_epochs=40, patience=40)
+    assert history[-1].cost_std > 20
+    assert any(a.selection_loss < b.selection_loss for a, b in pairwise(history[10:]))
+    assert trainer.evaluate(valid).safety_accuracy > 0.95
+
+
+# -- Fine-tuning -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4, 512])
+def test_each_batch_is_half_new_and_half_old(batch_size):
+    """At lr = 0 the mean loss tells the shares: old preferences are right, new ones wrong.
+
+    Drawn by number, the 8 old pairs would weigh four times as much as the 2 new ones.
+    """
+    labels = [Label(1, 1, 0)] * 8 + [Label(0, 1, 0)] * 2
+    buffer = buffer_of([0.0, 2.0], [[0, 1]] * 10, labels)
+    trainer = known_trainer(dead_zone=DeadZone(0.0), lr=0.0, batch_size=batch_size)
+    loss = trainer.finetune(buffer, num_new=2, epochs=3)
+    verdict_loss = (softplus(0) + softplus(-2)) / 2
+    assert loss == pytest.approx((softplus(-2) + softplus(2)) / 2 + verdict_loss)
+
+
+def test_fine_tuning_on_one_sided_labels_is_refused():
+    buffer = buffer_of([0.0, 2.0], [[0, 1]], [Label(1, 1, 1)])
+    with pytest.raises(LabelError, match="got 2 safe and 0 unsafe"):
+        known_trainer().finetune(buffer, num_new=1)
+
+
+def test_without_old_labels_fine_tuning_uses_the_new_ones_alone():
+    buffer = buffer_of([0.0, 2.0], [[0, 1]] * 3, [Label(1, 1, 0)] * 3)
+    loss = known_trainer(dead_zone=DeadZone(0.0), lr=0.0).finetune(buffer, num_new=3)
+    assert loss == pytest.approx(softplus(-2) + (softplus(0) + softplus(-2)) / 2)
+
+
+def test_fine_tuning_moves_the_model_towards_the_new_labels():
+    """The oracle's limit falls from 7 to 3: episodes in between become unsafe."""
+    trainer, strict = fresh_trainer(), SyntheticOracle(3)
+    buffer = linear_buffer(100, seed=1, oracle=SyntheticOracle(7))
+    trainer.pretrain(buffer, linear_buffer(30, seed=2, oracle=SyntheticOracle(7)), max_epochs=15)
+    test = linear_buffer(60, seed=3, oracle=strict)
+    before = trainer.evaluate(test)
+    new = buffer.add_trajectories(linear_episodes(20, seed=4))
+    pairs = new[draw_pairs(20, 40, rng=rng(4))]
+    buffer.add_labels(pairs, strict.label(buffer.queries(pairs)))
+    trainer.finetune(buffer, num_new=40, epochs=30)
+    after = trainer.evaluate(test)
+    assert after.safety_accuracy > before.safety_accuracy
+    assert after.safety_loss < before.safety_loss
+
+
+def test_no_epochs_of_fine_tuning_leave_the_weights_alone():
+    trainer, buffer = fresh_trainer(), linear_buffer(20, seed=1)
+    before = weights_of(trainer)
+    assert math.isnan(trainer.finetune(buffer, num_new=5, epochs=0))
+    assert torch.equal(weights_of(trainer), before)
+
+
+@pytest.mark.parametrize("num_new", [0, -1, 61])
+def test_the_new_labels_must_lie_within_the_buffer(num_new):
+    with pytest.raises(ValueError, match=rf"must lie in 1\.\.60 \(the buffer\), got {num_new}"):
+        fresh_trainer().finetune(linear_buffer(20, seed=1), num_new=num_new)
