@@ -6,6 +6,7 @@ nothing of labels, losses or environments: training is `CostModelTrainer`'s, dat
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -40,9 +41,12 @@ class CostModel(nn.Module):
         hidden_sizes: Widths of the ReLU layers. The paper's "3-layer MLP with 64 units" counts the
             output layer, as its code base does.
         discount: Weight γ per step. The default 1 sums undiscounted, as labels and limits do.
+        output_scale: Factor on the net's output. An episode sums a thousand outputs, so at 1 hardly
+            any change of the weights fits the labels, and the hidden layers never learn what makes
+            a step costly: a small factor makes them (`tests/benchmarks/bench_cost_model.py`).
 
     Raises:
-        ValueError: If a size is not positive or `discount` is outside (0, 1].
+        ValueError: If a size or `output_scale` is not positive or `discount` is outside (0, 1].
     """
 
     input_mean: Tensor
@@ -55,6 +59,7 @@ class CostModel(nn.Module):
         *,
         hidden_sizes: Sequence[int] = (64, 64),
         discount: float = 1.0,
+        output_scale: float = 0.03,
     ) -> None:
         super().__init__()
         sizes = [obs_dim + act_dim, *hidden_sizes]
@@ -65,10 +70,13 @@ class CostModel(nn.Module):
             )
         if not 0 < discount <= 1:
             raise ValueError(f"discount must lie in (0, 1], got {discount}; 1 is no discounting")
+        if not 0 < output_scale < math.inf:
+            raise ValueError(f"output_scale must be > 0 and finite, got {output_scale}")
         self.obs_dim = obs_dim
         self.act_dim = act_dim
         self.hidden_sizes = tuple(hidden_sizes)
         self.discount = discount
+        self.output_scale = output_scale
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(sizes):
             layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
@@ -94,8 +102,8 @@ class CostModel(nn.Module):
         """
         self._check_sizes(obs.shape[-1], actions.shape[-1])
         inputs = (torch.cat([obs, actions], dim=-1) - self.input_mean) / self.input_scale
-        cost: Tensor = self.net(inputs.clamp(-_INPUT_CLIP, _INPUT_CLIP)).squeeze(-1)
-        return cost
+        output: Tensor = self.net(inputs.clamp(-_INPUT_CLIP, _INPUT_CLIP)).squeeze(-1)
+        return self.output_scale * output
 
     def trajectory_cost(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ of padded trajectories; padding has no influence.
@@ -184,6 +192,7 @@ class CostModel(nn.Module):
             "act_dim": self.act_dim,
             "hidden_sizes": list(self.hidden_sizes),
             "discount": self.discount,
+            "output_scale": self.output_scale,
             "aggregation": "sum",
             "learned_limit": 0.0,
         }
@@ -209,6 +218,7 @@ class CostModel(nn.Module):
             config["act_dim"],
             hidden_sizes=config["hidden_sizes"],
             discount=config["discount"],
+            output_scale=config["output_scale"],
         )
         model.load_state_dict(tensors)
         return model, meta["info"]
