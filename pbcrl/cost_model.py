@@ -71,7 +71,9 @@ class CostModel(nn.Module):
         if not 0 < discount <= 1:
             raise ValueError(f"discount must lie in (0, 1], got {discount}; 1 is no discounting")
         if not 0 < output_scale < math.inf:
-            raise ValueError(f"output_scale must be > 0 and finite, got {output_scale}")
+            raise ValueError(
+                f"output_scale must be > 0 and finite, got {output_scale}; 1 is the bare output"
+            )
         self.obs_dim = obs_dim
         self.act_dim = act_dim
         self.hidden_sizes = tuple(hidden_sizes)

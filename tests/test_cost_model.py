@@ -19,9 +19,9 @@ def episodes(*lengths, obs_dim=3, act_dim=2, seed=0):
 
 
 def random_model(obs_dim=3, act_dim=2, **options):
-    """A model whose last layer is no longer zero."""
+    """A model whose last layer is no longer zero, with costs of about 1 per step."""
     torch.manual_seed(0)
-    model = CostModel(obs_dim, act_dim, **options)
+    model = CostModel(obs_dim, act_dim, **{"output_scale": 1.0, **options})
     torch.nn.init.normal_(model.net[-1].weight)
     torch.nn.init.constant_(model.net[-1].bias, 0.3)
     return model
@@ -29,6 +29,7 @@ def random_model(obs_dim=3, act_dim=2, **options):
 
 def linear_model(weights, *, bias=0.0, obs_dim=1, **options):
     """c(s, a) = weights · (s, a) + bias."""
+    options = {"output_scale": 1.0, **options}
     model = CostModel(obs_dim, len(weights) - obs_dim, hidden_sizes=(), **options)
     model.load_state_dict(
         {
@@ -65,12 +66,17 @@ def test_a_linear_model_costs_what_its_weights_say():
 
 def test_a_hidden_layer_is_a_relu():
     """c = 3 relu(2 s - a + 1) - 1: at (1, 0) 8, at (0, 5), where the unit is off, -1."""
-    model = CostModel(1, 1, hidden_sizes=(1,))
+    model = CostModel(1, 1, hidden_sizes=(1,), output_scale=1.0)
     weights = {"net.0.weight": [[2.0, -1.0]], "net.0.bias": [1.0]}
     weights |= {"net.2.weight": [[3.0]], "net.2.bias": [-1.0]}
     tensors = {name: torch.tensor(value) for name, value in weights.items()}
     model.load_state_dict({**model.state_dict(), **tensors})
     assert model.step_cost(np.array([[1.0], [0.0]]), np.array([[0.0], [5.0]])).tolist() == [8, -1]
+
+
+def test_the_output_scale_multiplies_every_step_cost():
+    model = linear_model([2.0, -3.0], bias=0.5, output_scale=0.25)
+    assert model.step_cost(np.array([[1.0]]), np.array([[0.0]])).tolist() == [0.625]
 
 
 def test_the_paper_s_net_has_two_hidden_layers_of_64_and_an_output():
@@ -233,14 +239,17 @@ def test_an_input_scale_needs_data():
 
 
 def test_a_saved_model_comes_back_with_equal_costs_and_its_info(tmp_path):
-    model, given = random_model(hidden_sizes=(8, 5), discount=0.99), episodes(10, 300, 40)
+    model, given = (
+        random_model(hidden_sizes=(8, 5), discount=0.99, output_scale=0.5),
+        episodes(10, 300, 40),
+    )
     model.fit_input_scale(given)
     info = {"env_id": "Toy-v0", "dead_zone": 0.75, "epochs": 12, "note": None}
     model.save(tmp_path / "new folder" / "model.safetensors", **info)
     loaded, loaded_info = CostModel.load(tmp_path / "new folder" / "model.safetensors")
     assert loaded_info == info
     assert (loaded.obs_dim, loaded.act_dim) == (3, 2)
-    assert (loaded.hidden_sizes, loaded.discount) == ((8, 5), 0.99)
+    assert (loaded.hidden_sizes, loaded.discount, loaded.output_scale) == ((8, 5), 0.99, 0.5)
     np.testing.assert_array_equal(loaded.score(given), model.score(given))
 
 
@@ -287,6 +296,12 @@ def test_sizes_that_are_not_positive_are_refused(obs_dim, act_dim, hidden_sizes)
 def test_a_discount_outside_0_to_1_is_refused(discount):
     with pytest.raises(ValueError, match=rf"must lie in \(0, 1\], got {discount}; 1 is no disc"):
         CostModel(1, 1, discount=discount)
+
+
+@pytest.mark.parametrize("output_scale", [0.0, -1.0, math.nan, math.inf])
+def test_an_output_scale_that_would_flatten_or_turn_the_costs_is_refused(output_scale):
+    with pytest.raises(ValueError, match=f"must be > 0 and finite, got {output_scale}; 1 is the"):
+        CostModel(1, 1, output_scale=output_scale)
 
 
 @pytest.mark.parametrize(("obs_dim", "act_dim"), [(2, 3), (3, 1), (6, 2)])

@@ -33,7 +33,7 @@ def softplus(x):
 
 def identity_model():
     """c(s, a) = s, so that an episode costs the sum of its observations."""
-    model = CostModel(1, 1, hidden_sizes=())
+    model = CostModel(1, 1, hidden_sizes=(), output_scale=1.0)
     torch.nn.init.constant_(model.net[0].weight[:, :1], 1.0)
     return model
 
@@ -72,9 +72,10 @@ def linear_buffer(num, *, seed, oracle=None, pairs_each=3, steps=10):
     return buffer
 
 
-def fresh_trainer(*, seed=0, obs_dim=2, act_dim=1, hidden_sizes=(16,), **options):
+def fresh_trainer(*, seed=0, obs_dim=2, **options):
+    """The default output scale is for episodes of a thousand steps, these have ten or one."""
     torch.manual_seed(seed)
-    model = CostModel(obs_dim, act_dim, hidden_sizes=hidden_sizes)
+    model = CostModel(obs_dim, 1, hidden_sizes=(16,), output_scale=1.0)
     return CostModelTrainer(model, rng=rng(seed), **{"lr": 1e-2, "batch_size": 64, **options})
 
 
@@ -104,7 +105,7 @@ def test_the_streamed_gradient_is_autograd_s_over_the_whole_batch(dtype, toleran
     assert len(list(padded_chunks(buffer.trajectories))) >= 3
 
     torch.manual_seed(0)
-    model = CostModel(2, 1, hidden_sizes=(8,), discount=discount)
+    model = CostModel(2, 1, hidden_sizes=(8,), discount=discount, output_scale=1.0)
     torch.nn.init.normal_(model.net[-1].weight, std=1e-2)
     model.to(dtype)
 
