@@ -89,9 +89,9 @@ class Args:
 
     cost_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the cost model's hidden layers"""
-    cost_lr: float = 1e-4
+    cost_lr: float = 3e-3
     """Adam's step size for the cost model"""
-    cost_batch_size: int = 512
+    cost_batch_size: int = 128
     """pairs per gradient step of the cost model"""
     pretrain_epochs: int = 200
     """most passes over the offline pairs"""

@@ -69,8 +69,8 @@ class CostModelTrainer:
         dead_zone: DeadZone | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
-        lr: float = 1e-4,
-        batch_size: int = 512,
+        lr: float = 3e-3,
+        batch_size: int = 128,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size counts pairs and must be >= 1, got {batch_size}")
@@ -79,7 +79,8 @@ class CostModelTrainer:
         self._snr_weight = snr_weight
         self._max_std = max_std
         self._batch_size = batch_size
-        self._optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+        self._lr = lr
+        self._optimizer = self._new_optimizer()
         self._rng = rng
         self._warned_of_runaway = False
 
@@ -168,6 +169,8 @@ class CostModelTrainer:
             return history
         finally:
             self.model.load_state_dict(best_weights)
+            # The moments belong to the steps after the best, which have just been undone.
+            self._optimizer = self._new_optimizer()
 
     def finetune(self, buffer: PreferenceBuffer, *, num_new: int, epochs: int = 5) -> float:
         """Train on the newest labels, each batch half new and half old ones.
@@ -264,6 +267,9 @@ class CostModelTrainer:
         device = self.model.input_mean.device
         obs, actions, mask = chunk
         return obs.to(device), actions.to(device), None if mask is None else mask.to(device)
+
+    def _new_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.model.parameters(), lr=self._lr)
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}

@@ -39,9 +39,9 @@ class Args:
     """labelled pairs, a tenth of them for validation"""
     seeds: int = 1
     """seeds 0, 1, ... of every size; the test episodes are the same for all"""
-    lr: float = 1e-4
+    lr: float = 3e-3
     """Adam's step size"""
-    batch_size: int = 512
+    batch_size: int = 128
     """pairs per gradient step"""
     patience: int = 10
     """validations without a new best at which training stops"""
@@ -49,6 +49,8 @@ class Args:
     """most passes over the pairs"""
     validate_every: int = 10
     """gradient steps between two validations"""
+    output_scale: float = 0.03
+    """factor on the net's output per step"""
     dead_zone: float = 1.0
     """δ"""
     snr_weight: float = 1e-3
@@ -83,7 +85,7 @@ def main(args: Args) -> None:
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
                 buffers.append(buffer)
             valid, train = buffers
-            model = CostModel(dataset.obs_dim, dataset.act_dim)
+            model = CostModel(dataset.obs_dim, dataset.act_dim, output_scale=args.output_scale)
             model.fit_input_scale(train.trajectories)
             trainer = CostModelTrainer(
                 model,
