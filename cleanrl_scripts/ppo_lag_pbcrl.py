@@ -136,7 +136,7 @@ class Args:
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_lr: float = 0.02
+    multiplier_lr: float = 0.05
     """step size of the multiplier, per iteration in which an episode ended"""
     multiplier_initial: float = 0.01
     """λ at the start"""
