@@ -110,8 +110,8 @@ class Agent(nn.Module):
         self.obs_mean.add_(share * delta)
         self.obs_count.copy_(total)
 
-    def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
-        z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
+    def log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - mean) / self.log_std.exp()
         log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
         return log_density.sum(-1)
 

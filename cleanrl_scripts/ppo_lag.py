@@ -79,6 +79,9 @@ class Args:
     """clipping range of the probability ratio"""
     target_kl: float = 0.02
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
+    bound_coef: float = 0.0
+    """weight of the squared distance of the mean action to its bounds; far outside them every
+    sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_lr: float = 0.02
@@ -156,8 +159,8 @@ class Agent(nn.Module):
         self.obs_mean.add_(share * delta)
         self.obs_count.copy_(total)
 
-    def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
-        z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
+    def log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - mean) / self.log_std.exp()
         log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
         return log_density.sum(-1)
 
@@ -244,6 +247,7 @@ def train(args: Args) -> Path:
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     obs_dim, act_dim = flat_dims(envs)
     low, high = action_bounds(envs)
+    lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
     agent = Agent(
         obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
     )
@@ -323,7 +327,7 @@ def train(args: Args) -> Path:
                 flat_obs = agent.normalize(obs.flatten(0, 1))  # (T * N, obs_dim)
                 with torch.no_grad():
                     values = torch.stack(agent.values(flat_obs)).view(2, *shape)
-                    old_log_prob = agent.log_prob(flat_obs, actions.flatten(0, 1))
+                    old_log_prob = agent.log_prob(agent.mean(flat_obs), actions.flatten(0, 1))
                     last = torch.as_tensor(next_obs, dtype=torch.float32)
                     next_values[:, :-1] = values[:, 1:]
                     next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
@@ -358,16 +362,20 @@ def train(args: Args) -> Path:
                     for rows in minibatches(args.batch_size, args.minibatch_size, rng):
                         batch_obs = flat_obs[rows]
                         if actor_goes_on:
-                            log_ratio = (
-                                agent.log_prob(batch_obs, flat_actions[rows]) - old_log_prob[rows]
-                            )
+                            mean = agent.mean(batch_obs)
+                            log_prob = agent.log_prob(mean, flat_actions[rows])
+                            log_ratio = log_prob - old_log_prob[rows]
                             ratio = log_ratio.exp()
                             surrogate = torch.minimum(
                                 ratio * adv[rows],
                                 ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
                             )
+                            loss = -surrogate.mean()  # Eq. 40
+                            if args.bound_coef > 0:
+                                outside = mean - mean.clamp(lowest, highest)
+                                loss = loss + args.bound_coef * outside.square().sum(-1).mean()
                             optimizer_actor.zero_grad()
-                            torch.autograd.backward(-surrogate.mean())  # Eq. 40
+                            torch.autograd.backward(loss)
                             nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
                             optimizer_actor.step()
                             with torch.no_grad():

@@ -134,6 +134,9 @@ class Args:
     """clipping range of the probability ratio"""
     target_kl: float = 0.02
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
+    bound_coef: float = 0.0
+    """weight of the squared distance of the mean action to its bounds; far outside them every
+    sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_lr: float = 0.05
@@ -211,8 +214,8 @@ class Agent(nn.Module):
         self.obs_mean.add_(share * delta)
         self.obs_count.copy_(total)
 
-    def log_prob(self, normalized_obs: Tensor, actions: Tensor) -> Tensor:
-        z = (actions - self.mean(normalized_obs)) / self.log_std.exp()
+    def log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
+        z = (actions - mean) / self.log_std.exp()
         log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
         return log_density.sum(-1)
 
@@ -252,7 +255,8 @@ def collect(args: Args, run: Run) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it."""
     shared = """
         env_id seed num_envs num_steps epochs minibatch_size lr max_grad_norm hidden_sizes gamma
-        gae_lambda clip target_kl initial_log_std multiplier_lr multiplier_initial torch_threads
+        gae_lambda clip target_kl bound_coef initial_log_std multiplier_lr multiplier_initial
+        torch_threads
     """
     options = {name: getattr(args, name) for name in shared.split()}
     options["cost_limit"] = resolve_cost_limit(args.env_id, args.cost_limit)
@@ -369,6 +373,7 @@ def train(args: Args) -> Path:
         oracle = ReplayOracle(read_labels(args.replay_labels))
     obs_dim, act_dim = flat_dims(base_envs)
     low, high = action_bounds(base_envs)
+    lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
 
     with Run(args, script="ppo_lag_pbcrl", total=total) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")
@@ -530,11 +535,11 @@ def train(args: Args) -> Path:
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
                     if np.isfinite(labelled_rate):  # the oracle gave safety labels
                         trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
-                    loss = trainer.finetune(buffer, num_new=due, epochs=args.finetune_epochs)
+                    tuning_loss = trainer.finetune(buffer, num_new=due, epochs=args.finetune_epochs)
                     tuning = {
                         "violation_gap": predicted_rate - labelled_rate,
                         "violation_rate": labelled_rate,
-                        "finetune_loss": loss,
+                        "finetune_loss": tuning_loss,
                     }
                     online_used += due
                     unlabelled = []
@@ -550,7 +555,7 @@ def train(args: Args) -> Path:
                 flat_obs = agent.normalize(obs.flatten(0, 1))  # (T * N, obs_dim)
                 with torch.no_grad():
                     values = torch.stack(agent.values(flat_obs)).view(2, *shape)
-                    old_log_prob = agent.log_prob(flat_obs, actions.flatten(0, 1))
+                    old_log_prob = agent.log_prob(agent.mean(flat_obs), actions.flatten(0, 1))
                     last = torch.as_tensor(next_obs, dtype=torch.float32)
                     next_values[:, :-1] = values[:, 1:]
                     next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
@@ -585,16 +590,20 @@ def train(args: Args) -> Path:
                     for rows in minibatches(args.batch_size, args.minibatch_size, rng):
                         batch_obs = flat_obs[rows]
                         if actor_goes_on:
-                            log_ratio = (
-                                agent.log_prob(batch_obs, flat_actions[rows]) - old_log_prob[rows]
-                            )
+                            mean = agent.mean(batch_obs)
+                            log_prob = agent.log_prob(mean, flat_actions[rows])
+                            log_ratio = log_prob - old_log_prob[rows]
                             ratio = log_ratio.exp()
                             surrogate = torch.minimum(
                                 ratio * adv[rows],
                                 ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
                             )
+                            loss = -surrogate.mean()  # Eq. 40
+                            if args.bound_coef > 0:
+                                outside = mean - mean.clamp(lowest, highest)
+                                loss = loss + args.bound_coef * outside.square().sum(-1).mean()
                             optimizer_actor.zero_grad()
-                            torch.autograd.backward(-surrogate.mean())  # Eq. 40
+                            torch.autograd.backward(loss)
                             nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
                             optimizer_actor.step()
                             with torch.no_grad():

@@ -73,7 +73,7 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
             batch = obs[rows]
             value_r, value_c = agent.values(batch)
             losses = (
-                -agent.log_prob(batch, actions[rows]).mean(),
+                -agent.log_prob(agent.mean(batch), actions[rows]).mean(),
                 value_r.square().mean() + value_c.square().mean(),
             )
             for optimizer, part, loss in zip(optimizers, (actor, critics), losses, strict=True):

@@ -19,21 +19,19 @@ import tyro
 SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 ENV_ID = "PointHazards-v0"
 LEARNING = {
-    "total-timesteps": 400_000,
-    "num-envs": 20,
+    "total-timesteps": 1_000_000,
+    "num-envs": 50,
     "num-steps": 100,
-    "minibatch-size": 500,
+    "minibatch-size": 1_000,
     "hidden-sizes": (64, 64),
     "lr": 1e-3,
+    "gamma": 0.95,
+    "bound-coef": 0.1,
+    "multiplier-initial": 1.0,
+    "multiplier-lr": 0.03,
     "torch-threads": 1,
 }
-COST = {
-    "cost-lr": 1e-3,
-    "cost-batch-size": 128,
-    "offline-queries": 6_000,
-    "online-queries": 2_000,
-    "finetune-interval": 10,
-}
+COST = {"collect-timesteps": 500_000, "pretrain-epochs": 25}
 
 
 @dataclass(frozen=True)
