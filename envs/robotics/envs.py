@@ -16,11 +16,21 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from pbcrl_envs.checks import (
+    checked_actions,
+    checked_autoreset_mode,
+    refuse_options,
+    refuse_rendering,
+    seed_per_env,
+)
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
+
+_NAME = "SafetyPoint"
+_AXES = "(thrust, turn)"
 
 
 class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
@@ -60,12 +70,12 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
     ) -> None:
         _check_at_least_one("num_envs", num_envs)
         _check_at_least_one("max_episode_steps", max_episode_steps)
-        _check_render_mode(render_mode)
+        refuse_rendering(render_mode, env=_NAME)
         if num_threads < 0:
             raise ValueError(
                 f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU"
             )
-        mode = _autoreset_mode(autoreset_mode)
+        mode = checked_autoreset_mode(autoreset_mode)
         found = _find_task(task)
         self.metadata = {"render_modes": [], "autoreset_mode": mode}
         self.num_envs = num_envs
@@ -95,21 +105,14 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
 
         Returns:
             The observations, (N, obs_dim), and infos with a cost of 0.
+
+        Raises:
+            ValueError: If there is not one seed per copy, or `options` holds anything.
         """
-        _check_options(options)
-        seeds: list[int | None]
-        if seed is None:
-            seeds = [None] * self.num_envs
-        elif isinstance(seed, int | np.integer):
+        refuse_options(options, env=_NAME)
+        seeds = seed_per_env(seed, num_envs=self.num_envs)
+        if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))
-            seeds = [int(seed) + i for i in range(self.num_envs)]
-        else:
-            seeds = list(seed)
-        if len(seeds) != self.num_envs:
-            raise ValueError(
-                f"a sequence of seeds must have one entry per env: got {len(seeds)} seeds for "
-                f"{self.num_envs} envs; pass one int to count up from it"
-            )
         self._simulation.seed(seeds)
         self._simulation.reset(self._all)
         self._steps[:] = 0
@@ -123,10 +126,10 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         """Advance every copy by 0.02 s; under NEXT_STEP, finished ones are reset instead.
 
         Raises:
-            ValueError: If the actions have the wrong shape or hold NaN.
+            ValueError: If the actions have the wrong shape, or hold NaN or an infinity.
             RuntimeError: If a simulation diverged.
         """
-        clipped = _checked_actions(actions, (self.num_envs, 2))
+        clipped = checked_actions(actions, shape=(self.num_envs, 2), axes=_AXES)
         _check_ready(self._ready)
         reward, cost = np.zeros(self.num_envs), np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, dtype=np.bool_)
@@ -178,7 +181,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
     """
 
     def __init__(self, *, task: str = "Goal1", render_mode: str | None = None) -> None:
-        _check_render_mode(render_mode)
+        refuse_rendering(render_mode, env=_NAME)
         found = _find_task(task)
         self.metadata = {"render_modes": []}
         self.observation_space, self.action_space = _spaces(found)
@@ -190,7 +193,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[FloatArray, dict[str, Any]]:
         """Begin a new episode; without a seed, go on with the stream of random numbers."""
-        _check_options(options)
+        refuse_options(options, env=_NAME)
         super().reset(seed=seed)
         self._simulation.seed([seed])
         self._simulation.reset(self._only)
@@ -201,10 +204,10 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         """Advance by 0.02 s.
 
         Raises:
-            ValueError: If the action has the wrong shape or holds NaN.
+            ValueError: If the action has the wrong shape, or holds NaN or an infinity.
             RuntimeError: If the simulation diverged.
         """
-        clipped = _checked_actions(action, (2,))
+        clipped = checked_actions(action, shape=(2,), axes=_AXES)
         _check_ready(self._ready)
         self._ready = False  # in case the simulation diverges
         result = self._simulation.step(self._only, clipped[None])
@@ -223,22 +226,6 @@ def _find_task(name: str) -> Task:
     return TASKS[name]
 
 
-def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    supported = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
-    if mode == AutoresetMode.DISABLED or mode == AutoresetMode.DISABLED.value:
-        raise ValueError(
-            "finished episodes are reset automatically, got autoreset_mode DISABLED; "
-            "use NEXT_STEP or SAME_STEP"
-        )
-    names = {known: known for known in supported} | {known.value: known for known in supported}
-    if mode not in names:
-        raise ValueError(
-            f"autoreset_mode must be one of {', '.join(known.value for known in supported)}, "
-            f"got {mode!r}"
-        )
-    return names[mode]
-
-
 def _spaces(task: Task) -> tuple[gym.Space[FloatArray], gym.Space[FloatArray]]:
     """Observation and action space of one copy."""
     low, high = np.full(task.obs_dim, -np.inf), np.full(task.obs_dim, np.inf)
@@ -246,20 +233,6 @@ def _spaces(task: Task) -> tuple[gym.Space[FloatArray], gym.Space[FloatArray]]:
     observations: gym.Space[Any] = Box(low, high, dtype=np.float64)
     actions: gym.Space[Any] = Box(-1, 1, (2,), dtype=np.float64)
     return observations, actions
-
-
-def _checked_actions(actions: object, shape: tuple[int, ...]) -> FloatArray:
-    given = np.asarray(actions, dtype=np.float64)
-    if given.shape != shape:
-        raise ValueError(
-            f"actions must have shape {shape}, got {given.shape}; each action is (thrust, turn)"
-        )
-    if np.isnan(given).any():
-        rows = np.flatnonzero(np.isnan(given.reshape(-1, 2)).any(axis=1))
-        raise ValueError(
-            f"actions must be numbers, got NaN for envs {rows.tolist()}; look at what made them"
-        )
-    return np.clip(given, -1.0, 1.0)
 
 
 def _check_ready(ready: bool) -> None:
@@ -272,17 +245,3 @@ def _check_ready(ready: bool) -> None:
 def _check_at_least_one(name: str, value: int) -> None:
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
-
-
-def _check_render_mode(render_mode: str | None) -> None:
-    if render_mode is not None:
-        raise ValueError(
-            f"the robotics tasks cannot be rendered, got render_mode={render_mode!r}; pass None"
-        )
-
-
-def _check_options(options: dict[str, Any] | None) -> None:
-    if options:
-        raise ValueError(
-            f"reset takes no options, got {sorted(options)}; leave options=None to reset every env"
-        )

@@ -20,6 +20,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from pbcrl_envs.checks import (
+    checked_actions,
+    checked_autoreset_mode,
+    refuse_options,
+    refuse_rendering,
+    seed_per_env,
+)
+
 Floats = NDArray[np.float64]
 Obs = NDArray[np.float32]
 
@@ -34,6 +42,8 @@ SPAWN_MARGIN = 0.05
 GOAL_RADIUS = 0.1
 """A goal counts as reached within this distance, bound included."""
 
+_NAME = "PointHazards"
+_AXES = "(x, y)"
 _OBS_SPACE = Box(np.array([-1, -1, -2, -2], np.float32), np.array([1, 1, 2, 2], np.float32))
 _ACTION_SPACE = Box(-1.0, 1.0, (2,), np.float32)
 
@@ -65,7 +75,7 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's declaration
 
     def __init__(self, *, render_mode: str | None = None) -> None:
-        _refuse_rendering(render_mode)
+        refuse_rendering(render_mode, env=_NAME)
         self.observation_space = _OBS_SPACE
         self.action_space = _ACTION_SPACE
         self._position: Floats | None = None  # (1, 2), a batch of one
@@ -79,7 +89,7 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
         Raises:
             ValueError: If `options` holds anything.
         """
-        _refuse_options(options)
+        refuse_options(options, env=_NAME)
         super().reset(seed=seed)
         self._position = _draw_free_point(self.np_random)[None]
         self._goal = _draw_free_point(self.np_random)[None]
@@ -100,7 +110,7 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
         """
         if self._position is None:
             raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
-        checked = _checked_actions(action, shape=(2,))[None]
+        checked = checked_actions(action, shape=(2,), axes=_AXES)[None]
         self._position, reward, cost, reached = _move(self._position, self._goal, checked)
         if reached[0]:
             self._goal = _draw_free_point(self.np_random)[None]
@@ -140,13 +150,13 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
     ) -> None:
-        _refuse_rendering(render_mode)
+        refuse_rendering(render_mode, env=_NAME)
         for name, count in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
             if count < 1:
                 raise ValueError(f"{name} must be >= 1, got {count}")
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
-        self.autoreset_mode = _checked_mode(autoreset_mode)
+        self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         self.single_observation_space = _OBS_SPACE
         self.single_action_space = _ACTION_SPACE
@@ -178,8 +188,8 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         Raises:
             ValueError: If there is not one seed per env, or `options` holds anything.
         """
-        _refuse_options(options)
-        for i, env_seed in enumerate(_seed_per_env(seed, self.num_envs)):
+        refuse_options(options, env=_NAME)
+        for i, env_seed in enumerate(seed_per_env(seed, num_envs=self.num_envs)):
             if env_seed is not None or self._rngs[i] is None:
                 self._rngs[i], _ = seeding.np_random(env_seed)
             self._start_episode(i)
@@ -204,7 +214,7 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         """
         if not self._was_reset:
             raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
-        checked = _checked_actions(actions, shape=(self.num_envs, 2))
+        checked = checked_actions(actions, shape=(self.num_envs, 2), axes=_AXES)
         resetting = self._done.copy()  # (N,); always false in SAME_STEP
         moved, reward, cost, reached = _move(self._position, self._goal, checked)
         self._position = moved
@@ -242,8 +252,11 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
 def _move(
     position: Floats, goal: Floats, action: Floats
 ) -> tuple[Floats, Floats, Floats, NDArray[np.bool_]]:
-    """One step of N points, (N, 2) each: new positions (N, 2); reward, cost, goal reached (N,)."""
-    moved = np.clip(position + STEP_LENGTH * np.clip(action, -1.0, 1.0), -1.0, 1.0)
+    """One step of N points, (N, 2) each: new positions (N, 2); reward, cost, goal reached (N,).
+
+    The actions are within their bounds: `checked_actions` has clipped them.
+    """
+    moved = np.clip(position + STEP_LENGTH * action, -1.0, 1.0)
     distance = _distance(moved, goal)
     reached = distance <= GOAL_RADIUS
     reward = _distance(position, goal) - distance + reached
@@ -272,56 +285,3 @@ def _draw_free_point(rng: np.random.Generator) -> Floats:
         point = rng.uniform(-1.0, 1.0, size=2)
         if (_distance(point, HAZARDS) >= HAZARD_RADIUS + SPAWN_MARGIN).all():
             return point
-
-
-def _checked_actions(actions: object, *, shape: tuple[int, ...]) -> Floats:
-    given = np.asarray(actions, dtype=np.float64)
-    if given.shape != shape:
-        raise ValueError(
-            f"the action must have shape {shape}, got {given.shape}; "
-            "one number per axis, and one row per env in a batch"
-        )
-    if not np.isfinite(given).all():
-        raise ValueError(
-            f"actions must be finite, got {int((~np.isfinite(given)).sum())} NaN or infinite "
-            f"of {given.size} numbers; look for the update that broke the policy"
-        )
-    return given
-
-
-def _checked_mode(autoreset_mode: AutoresetMode | str) -> AutoresetMode:
-    supported = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
-    for mode in supported:
-        if autoreset_mode in (mode, mode.value):
-            return mode
-    raise ValueError(
-        f"autoreset_mode must be one of {[mode.value for mode in supported]}, got "
-        f"{autoreset_mode}; without autoreset, use single envs"
-    )
-
-
-def _seed_per_env(seed: int | Sequence[int | None] | None, num_envs: int) -> Sequence[int | None]:
-    if seed is None:
-        return [None] * num_envs
-    if isinstance(seed, (int, np.integer)):
-        return [int(seed) + i for i in range(num_envs)]
-    if len(seed) != num_envs:
-        raise ValueError(
-            f"a sequence of seeds must hold one per env, got {len(seed)} seeds for {num_envs} "
-            "envs; or pass one int, and env i gets seed + i"
-        )
-    return seed
-
-
-def _refuse_options(options: dict[str, Any] | None) -> None:
-    if options:
-        raise ValueError(
-            f"PointHazards has no reset options, got {sorted(options)}; leave `options` out"
-        )
-
-
-def _refuse_rendering(render_mode: str | None) -> None:
-    if render_mode is not None:
-        raise ValueError(
-            f"PointHazards draws nothing: render_mode must be None, got {render_mode!r}"
-        )

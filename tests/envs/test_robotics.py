@@ -329,9 +329,9 @@ def test_a_diverged_simulation_is_named(tmp_path, monkeypatch):
         ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
         ({"num_threads": -1}, "num_threads must be >= 0, got -1; 0 takes one thread per CPU"),
         ({"task": "Gaol1"}, "one of Goal1, Button1, got 'Gaol1'; did you mean 'Goal1'"),
-        ({"autoreset_mode": AutoresetMode.DISABLED}, "DISABLED; use NEXT_STEP or SAME_STEP"),
+        ({"autoreset_mode": AutoresetMode.DISABLED}, "one of NextStep, SameStep, got .*DISABLED"),
         ({"autoreset_mode": "sometimes"}, "autoreset_mode must be one of NextStep, SameStep"),
-        ({"render_mode": "human"}, "cannot be rendered, got render_mode='human'; pass None"),
+        ({"render_mode": "human"}, "render_mode must be None, got 'human'; leave it out"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
@@ -343,15 +343,17 @@ def test_a_wrong_call_is_named_with_its_remedy():
     envs = SafetyPointVectorEnv(2, num_threads=1)
     with pytest.raises(RuntimeError, match="must be reset before its first step"):
         envs.step(np.zeros((2, 2)))
-    with pytest.raises(ValueError, match=r"one entry per env: got 3 seeds for 2 envs"):
+    with pytest.raises(ValueError, match=r"one entry per env, got 3 seeds for 2 envs"):
         envs.reset(seed=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"takes no options, got \['reset_mask'\]"):
+    with pytest.raises(ValueError, match=r"no reset options, got \['reset_mask'\]"):
         envs.reset(options={"reset_mask": np.ones(2, dtype=bool)})
     envs.reset(seed=0)
     with pytest.raises(ValueError, match=r"shape \(2, 2\), got \(2,\); each action is"):
         envs.step(np.zeros(2))
-    with pytest.raises(ValueError, match=r"got NaN for envs \[1\]; look at what made them"):
+    with pytest.raises(ValueError, match=r"1 NaN or infinite .* envs \[1\]; look for the update"):
         envs.step(np.array([[0.0, 0.0], [0.0, np.nan]]))
+    with pytest.raises(ValueError, match=r"2 NaN or infinite .* envs \[0\]; look for the update"):
+        envs.step(np.array([[np.inf, -np.inf], [0.0, 0.0]]))
 
 
 def test_stepping_some_copies_leaves_the_others_alone():
