@@ -21,6 +21,7 @@ from run_io import (
     make_envs,
     print_table,
     require_cost,
+    require_positive,
     resolve_cost_limit,
 )
 from torch import Tensor, nn
@@ -161,6 +162,7 @@ def interval(values: np.ndarray) -> float:
 
 
 def evaluate(args: Args) -> None:
+    require_positive(args, "episodes", "torch_threads")
     torch.set_num_threads(args.torch_threads)
     folder = Path(args.run)
     try:

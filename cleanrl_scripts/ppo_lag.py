@@ -197,8 +197,8 @@ def check_finite(name: str, values: np.ndarray, step: int) -> None:
     if not np.isfinite(values).all():
         bad = np.unique(np.argwhere(~np.isfinite(values))[:, 0]).tolist()
         raise NonFiniteError(
-            f"{name} must be finite, but envs {bad} returned NaN or an infinity at step {step} "
-            "of the rollout; check the env with pbcrl_envs.check_cost_env"
+            f"{name} must be finite, but rows {bad} held NaN or an infinity at step {step} of the "
+            "rollout; check the env with pbcrl_envs.check_cost_env, or lower the policy's --lr"
         )
 
 
@@ -263,9 +263,9 @@ def train(args: Args) -> Path:
         env_id=args.env_id,
         obs_dim=obs_dim,
         act_dim=act_dim,
-        horizon=horizon_of(envs, args.env_id),
+        horizon=horizon_of(envs),
         capacity=args.max_trajectories,
-        rng=rng,
+        rng=np.random.default_rng([args.seed, 1]),  # of its own: saving must not change training
     )
     recorder = TrajectoryRecorder(args.num_envs) if writer else None
 
@@ -290,8 +290,10 @@ def train(args: Args) -> Path:
             meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
+        run.start_progress()
         try:
             next_obs, _ = envs.reset(seed=args.seed)
+            check_finite("observations", next_obs, 0)
             for iteration in range(1, args.num_iterations + 1):
                 # -- 1. Roll out ---------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
@@ -299,14 +301,15 @@ def train(args: Args) -> Path:
                 std = agent.log_std.detach().exp()
                 newly_ended = len(ended)
                 for t in range(args.num_steps):
-                    check_finite("observations", next_obs, t)
                     obs[t] = torch.as_tensor(next_obs, dtype=torch.float32)
                     with torch.no_grad():
                         actions[t] = agent.mean(agent.normalize(obs[t])) + std * perturbation[t]
+                    check_finite("actions", actions[t].numpy(), t)
                     executed = np.clip(actions[t].numpy(), low, high)
                     next_obs, reward, terminal, truncated, infos = envs.step(executed)
                     is_done = terminal | truncated
                     true_cost = require_cost(step_costs(infos, args.num_envs, is_done), args.env_id)
+                    check_finite("observations", next_obs, t)
                     check_finite("rewards", reward, t)
                     check_finite("costs", true_cost, t)
                     rewards[t], costs[t] = torch.as_tensor(reward), torch.as_tensor(true_cost)
@@ -320,6 +323,7 @@ def train(args: Args) -> Path:
                     episode_cost += true_cost
                     if is_done.any():
                         final_obs += list(infos["final_obs"][is_done])
+                        check_finite("observations", np.stack(final_obs), t)
                         ended += zip(episode_return[is_done], episode_cost[is_done], strict=True)
                         episode_return[is_done] = episode_cost[is_done] = 0.0
 
@@ -415,15 +419,13 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-        except KeyboardInterrupt:
+                if iteration % 10 == 0 or iteration == args.num_iterations:
+                    save()
+        except BaseException:  # also Ctrl-C
             save()
-            run.say(
-                f"interrupted in iteration {iteration}: kept {run.folder / 'agent.safetensors'}"
-            )
             if writer:
                 run.say(f"keeping the episodes so far in {args.save_trajectories}")
             raise
-        save()
 
         # -- Evaluation ----------------------------------------------------------------------------
         train_seconds = run.wall_seconds

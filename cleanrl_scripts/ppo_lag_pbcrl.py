@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from run_io import (
     Run,
     action_bounds,
     flat_dims,
+    horizon_of,
     main,
     make_envs,
     require_cost,
@@ -36,9 +37,11 @@ from pbcrl import (
     CostModel,
     CostModelTrainer,
     DeadZone,
+    Label,
     LabelError,
     LabelLog,
     LagrangeMultiplier,
+    MismatchError,
     Oracle,
     PbcrlError,
     PreferenceBuffer,
@@ -107,7 +110,7 @@ class Args:
     """ζ, weight of the variance term"""
     max_std: float = 5.0
     """standard deviation of the learned episode costs at which that term saturates"""
-    finetune_interval: int = 10
+    finetune_interval: int = 5
     """K: iterations between two labelling rounds"""
     finetune_epochs: int = 5
     """passes over the newest labels per round, each with as many old ones mixed in"""
@@ -253,10 +256,10 @@ def gae(
 
 def collect(args: Args, run: Run) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it."""
+    # Not the multiplier's settings: those here are for a learned cost, standardised.
     shared = """
         env_id seed num_envs num_steps epochs minibatch_size lr max_grad_norm hidden_sizes gamma
-        gae_lambda clip target_kl bound_coef initial_log_std multiplier_lr multiplier_initial
-        torch_threads
+        gae_lambda clip target_kl bound_coef initial_log_std torch_threads
     """
     options = {name: getattr(args, name) for name in shared.split()}
     options["cost_limit"] = resolve_cost_limit(args.env_id, args.cost_limit)
@@ -264,30 +267,59 @@ def collect(args: Args, run: Run) -> Path:
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
     env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
-    folder = Path(args.runs_dir) / "datasets"
-    path = folder / f"{env_name}__{options['total_timesteps']}__{args.seed}__{digest}"
-    if path.exists():
-        run.say(f"   using the episodes collected before in {path}")
-        return path
-    unfinished = path.with_name(path.name + ".unfinished")
-    if unfinished.exists():
-        raise StorageError(
-            f"collecting was interrupted before: its episodes are in {unfinished}; use them with "
-            f"--dataset {unfinished}, or remove that folder to start again"
-        )
-    options |= {"runs_dir": args.runs_dir, "save_trajectories": unfinished, "eval_episodes": 1}
+    cached = Path(args.runs_dir) / "datasets"
+    cached /= f"{env_name}__{options['total_timesteps']}__{args.seed}__{digest}"
+    if cached.exists():
+        run.say(f"   using the episodes collected before in {cached}")
+        return cached
+    episodes = run.folder / "collected"
+    options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
+    options["save_trajectories"] = episodes
     command = [sys.executable, str(Path(__file__).with_name("ppo_lag.py"))]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
         command += [f"--{name.replace('_', '-')}", *map(str, values)]
-    status = subprocess.run(command, check=False).returncode
+    child = subprocess.Popen(command)
+    try:
+        status = child.wait()
+    except KeyboardInterrupt:
+        child.wait()  # Ctrl-C reached the child too: it is writing down what it has
+        if episodes.exists():
+            run.say(f"interrupted while collecting: go on with --dataset {episodes}")
+        raise
     if status == INTERRUPTED:
-        run.say(f"interrupted while collecting: use what there is with --dataset {unfinished}")
         raise KeyboardInterrupt
     if status != 0:
         raise PbcrlError(f"collecting episodes failed with status {status}; its error is above")
-    unfinished.rename(path)
-    return path
+    if cached.exists():  # another run was faster
+        return episodes
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    episodes.rename(cached)
+    return cached
+
+
+def recorded_labels(args: Args) -> list[Label]:
+    """Read the labels to replay, if they were bought by a run with the same arguments."""
+    assert args.replay_labels is not None
+    path = Path(args.replay_labels)
+    labels = read_labels(path)
+    try:
+        bought = json.loads((path.parent / "args.json").read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"labels fit the run that bought them only, and its args.json must lie beside {path} "
+            f"({error}); replay them from that run's folder"
+        ) from error
+    # What may differ changes neither the queries nor their order.
+    free = {"env_id", "cost_limit", "dataset", "replay_labels", "runs_dir", "run_name"}
+    now = json.loads(json.dumps(asdict(args)))
+    differing = sorted(name for name in now if name not in free and bought.get(name) != now[name])
+    if differing:
+        raise MismatchError(
+            f"labels fit the queries of the run that bought them only, but {', '.join(differing)} "
+            f"differ from those in {path.parent}; repeat them"
+        )
+    return labels
 
 
 def label_pairs(
@@ -349,16 +381,24 @@ def train(args: Args) -> Path:
     require_positive(
         args,
         *counts,
+        "finetune_epochs",
         "offline_queries",
         "finetune_interval",
         "patience",
         "validate_every",
         "torch_threads",
     )
+    if args.offline_queries < 20 or args.online_queries < 0:
+        raise ValueError(
+            "--offline-queries must be at least 20, a tenth of them for validation, and "
+            f"--online-queries at least 0, got {args.offline_queries} and {args.online_queries}"
+        )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
-    noise = torch.Generator().manual_seed(args.seed)
+    # The dataset may come from a run of the same seed: its episodes must not be met again online.
+    online_seed = args.seed + 500_000
+    noise = torch.Generator().manual_seed(online_seed)
     base_envs = make_envs(args.env_id, args.num_envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     total = args.num_iterations * args.batch_size
@@ -370,7 +410,7 @@ def train(args: Args) -> Path:
         rng=np.random.default_rng([args.seed, 1]),
     )
     if args.replay_labels is not None:
-        oracle = ReplayOracle(read_labels(args.replay_labels))
+        oracle = ReplayOracle(recorded_labels(args))
     obs_dim, act_dim = flat_dims(base_envs)
     low, high = action_bounds(base_envs)
     lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
@@ -393,16 +433,19 @@ def train(args: Args) -> Path:
             rng=rng,
         )
 
-        def save() -> None:
-            sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "hidden_sizes": args.hidden_sizes}
-            meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
-            path = run.folder / "agent.safetensors"
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+        def save_cost_model() -> None:
             cost_model.save(
                 run.folder / "cost_model.safetensors",
                 env_id=args.env_id,
                 dead_zone=trainer.dead_zone.value,
             )
+
+        def save() -> None:
+            save_cost_model()
+            path = run.folder / "agent.safetensors"
+            sizes = {"obs_dim": obs_dim, "act_dim": act_dim, "hidden_sizes": args.hidden_sizes}
+            meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
+            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
         try:
             # -- Phase 1: collect ------------------------------------------------------------------
@@ -412,6 +455,12 @@ def train(args: Args) -> Path:
             else:
                 path = Path(args.dataset)
             dataset = TrajectoryDataset(path, env_id=args.env_id)
+            if dataset.horizon != horizon_of(base_envs):
+                raise MismatchError(
+                    f"episodes compare by their summed cost, so they must have one length: {path} "
+                    f"has a horizon of {dataset.horizon} steps, {args.env_id} one of "
+                    f"{horizon_of(base_envs)}; collect a dataset anew"
+                )
 
             # -- Phase 2: label --------------------------------------------------------------------
             # Split by trajectory, since splitting by pair would leak. The test episodes are never
@@ -445,7 +494,7 @@ def train(args: Args) -> Path:
             # -- Phase 3: pretrain -----------------------------------------------------------------
             with run.phase("phase 3 of 4: pretrain the cost model"):
                 cost_model.fit_input_scale(buffer.trajectories)
-                trainer.pretrain(
+                history = trainer.pretrain(
                     buffer,
                     valid,
                     max_epochs=args.pretrain_epochs,
@@ -456,19 +505,18 @@ def train(args: Args) -> Path:
                         f"pairs {e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
                     ),
                 )
+                if min(history, key=lambda e: e.selection_loss) is history[0]:
+                    run.say("   warning: nothing was learned; every episode has the learned cost 0")
+                save_cost_model()
                 pretrained = report(cost_model, test, limit)
                 run.say(
                     f"   on {len(test)} test episodes: balanced accuracy "
                     f"{pretrained['balanced_accuracy']:.3f} (base rate "
                     f"{pretrained['base_rate']:.3f}), pairs {pretrained['pair_accuracy']:.3f}"
                 )
-            save()
-        except KeyboardInterrupt:
-            save()
-            run.say(
-                f"interrupted before the policy's training: kept "
-                f"{run.folder / 'cost_model.safetensors'} and {run.folder / 'labels.jsonl'}"
-            )
+        except BaseException:  # also Ctrl-C
+            if trainer.steps > 0:
+                save_cost_model()
             raise
 
         # -- Phase 4: train the policy -------------------------------------------------------------
@@ -491,8 +539,9 @@ def train(args: Args) -> Path:
         num_rounds = -(-args.num_iterations // args.finetune_interval)
         rounds, online_used, iteration, setup_seconds = 0, 0, 0, run.wall_seconds
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
+        run.start_progress()
         try:
-            next_obs, _ = envs.reset(seed=args.seed)
+            next_obs, _ = envs.reset(seed=online_seed)
             for iteration in range(1, args.num_iterations + 1):
                 # -- 1. Roll out -------------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
@@ -523,10 +572,12 @@ def train(args: Args) -> Path:
 
                 # -- 2. Label and fine-tune --------------------------------------------------------
                 tuning: dict[str, float] = {}
-                if (iteration - 1) % args.finetune_interval == 0:
+                due = 0
+                last_one = iteration == args.num_iterations
+                if iteration % args.finetune_interval == 0 or last_one:
                     rounds += 1
-                due = args.online_queries * rounds // num_rounds - online_used
-                due = num_possible(due, len(unlabelled))
+                    due = args.online_queries * rounds // num_rounds - online_used
+                    due = num_possible(due, len(unlabelled))
                 if due > 0:
                     drawn = draw_pairs(len(unlabelled), due, rng=rng)
                     used, inverse = np.unique(drawn, return_inverse=True)
@@ -649,15 +700,16 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-        except KeyboardInterrupt:
+                if iteration % 10 == 0 or last_one:
+                    save()
+        except BaseException:  # also Ctrl-C
             save()
-            run.say(
-                f"interrupted in iteration {iteration}: kept agent.safetensors, "
-                f"cost_model.safetensors and labels.jsonl in {run.folder}"
-            )
             raise
-        save()
         run.say(f"   done in {run.wall_seconds - setup_seconds:.1f} s")
+
+        if online_used < args.online_queries:
+            left = args.online_queries - online_used
+            run.say(f"   {left} online queries were left over: too few episodes ended")
 
         # -- Evaluation ----------------------------------------------------------------------------
         train_seconds = run.wall_seconds - setup_seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 import json
 import math
@@ -31,6 +32,8 @@ from tqdm import tqdm
 import pbcrl_envs
 from pbcrl import MissingCostError, PbcrlError, StorageError
 
+_PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
+
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C ended, as shells have it."""
 
@@ -42,25 +45,36 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
 
     Raises:
-        ValueError: If the id is unknown (the nearest are named) or its spaces do not fit.
+        ValueError: If the id is unknown (the nearest are named), it has no time limit, or its
+            spaces do not fit.
     """
+    module, _, plain_id = env_id.rpartition(":")
     try:
-        spec = gym.spec(env_id)
+        if module:
+            # A script's path starts with its own folder, but users' modules lie where they work.
+            sys.path[:] = dict.fromkeys([os.getcwd(), *sys.path])
+            importlib.import_module(module)
+        spec = gym.spec(plain_id)
     except (gym.error.Error, ModuleNotFoundError) as error:
-        near = difflib.get_close_matches(env_id, list(gym.registry), n=3, cutoff=0.4)
+        near = difflib.get_close_matches(plain_id, list(gym.registry), n=3, cutoff=0.4)
         ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
         raise ValueError(
             f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
             f"did you mean {' or '.join(near or ours)}? For an env of your own use 'module:Id-v0'"
         ) from error
+    if spec.max_episode_steps is None:
+        raise ValueError(
+            f"episodes must end for their cost to be compared, but {env_id} has no time limit; "
+            "register it with max_episode_steps"
+        )
     entry: Any = spec.vector_entry_point
     if isinstance(entry, str):
         entry = load_env_creator(entry)
     if entry is not None and "autoreset_mode" in inspect.signature(entry).parameters:
-        envs = gym.make_vec(env_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        envs = gym.make_vec(plain_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     else:
         options = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        envs = gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=options)
+        envs = gym.make_vec(plain_id, num_envs, vectorization_mode="sync", vector_kwargs=options)
     for name, space in [
         ("observation", envs.single_observation_space),
         ("action", envs.single_action_space),
@@ -88,19 +102,11 @@ def action_bounds(envs: VectorEnv[Any, Any, Any]) -> tuple[np.ndarray, np.ndarra
     return space.low, space.high
 
 
-def horizon_of(envs: VectorEnv[Any, Any, Any], env_id: str) -> int:
-    """Return the env's time limit in steps.
-
-    Raises:
-        ValueError: If it has none.
-    """
-    horizon = None if envs.spec is None else envs.spec.max_episode_steps
-    if horizon is None:
-        raise ValueError(
-            f"episodes must end for their cost to be compared, but {env_id} has no time limit; "
-            "register it with max_episode_steps"
-        )
-    return horizon
+def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:
+    """Return the time limit of envs from `make_envs`, in steps."""
+    assert envs.spec is not None
+    assert envs.spec.max_episode_steps is not None
+    return envs.spec.max_episode_steps
 
 
 def resolve_cost_limit(env_id: str, given: float | None) -> float:
@@ -150,6 +156,8 @@ def require_positive(args: Any, *names: str) -> None:
 class Run:
     """The folder of one run, its logs and its progress bar; closes them when the `with` block ends.
 
+    A block that an error or Ctrl-C ends says what the run has left behind.
+
     Args:
         args: The script's arguments; needs `env_id`, `seed`, `runs_dir` and `run_name`.
         total: Env steps of the main phase, for the progress bar.
@@ -163,10 +171,10 @@ class Run:
         env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
         name = args.run_name or f"{env_name}__{script}__{args.seed}__{stamp}"
         self.folder = Path(args.runs_dir) / name
-        if (self.folder / "metrics.jsonl").exists():
+        if any(_has_content(self.folder / file) for file in _PAID_FOR):
             raise StorageError(
                 f"a run must not write over another: {self.folder} holds one already; "
-                "give another --run-name, or remove that folder"
+                "give another --run-name"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -194,6 +202,8 @@ class Run:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+        if error is not None:
+            self._say_kept(error)
         self._metrics.close()
         self._board.close()
 
@@ -215,6 +225,15 @@ class Run:
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
+    def _say_kept(self, error: BaseException) -> None:
+        kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
+
+    def start_progress(self) -> None:
+        """Show the progress bar of the main phase, from 0 env steps."""
+        self._bar = tqdm(total=self._total, unit="step", unit_scale=True, smoothing=0.1)
+
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one line of metrics and move the progress bar to `step` env steps."""
         row = {"env_steps": step, "wall_seconds": round(self.wall_seconds, 3), **metrics}
@@ -223,8 +242,7 @@ class Run:
         for key, value in metrics.items():
             if value is not None and math.isfinite(value):
                 self._board.add_scalar(key, value, step)
-        if self._bar is None:
-            self._bar = tqdm(total=self._total, unit="step", unit_scale=True, smoothing=0.1)
+        assert self._bar is not None
         self._bar.update(min(step, self._total) - self._bar.n)
         shown = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
         text = [
@@ -237,7 +255,9 @@ class Run:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        (self.folder / "summary.json").write_text(json.dumps(_plain(summary), indent=2) + "\n")
+        draft = self.folder / "summary.json.draft"
+        draft.write_text(json.dumps(_plain(summary), indent=2) + "\n")
+        draft.replace(self.folder / "summary.json")
         self.say(f"== summary ({self.folder / 'summary.json'})")
         print_table(summary)
 
@@ -247,7 +267,7 @@ def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | No
     args = tyro.cli(args_type, args=argv)
     try:
         train(args)
-    except (PbcrlError, ValueError) as error:
+    except (PbcrlError, ValueError, RuntimeError, OSError) as error:
         if os.environ.get("PBCRL_TRACEBACK"):
             raise
         sys.exit(f"error: {error}\n(PBCRL_TRACEBACK=1 shows where)")
@@ -260,6 +280,10 @@ def print_table(values: Mapping[str, Any]) -> None:
     width = max(map(len, values)) + 2
     for key, value in values.items():
         print(f"   {key:<{width}}{_shown(value)}")
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def _finite(value: object) -> bool:

@@ -79,6 +79,15 @@ class CostModelTrainer:
         self._snr_weight = snr_weight
         self._max_std = max_std
         self._batch_size = batch_size
+        if not 0 <= snr_weight < math.inf or (max_std is not None and not max_std > 0):
+            raise ValueError(
+                f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
+                f"{max_std}; snr_weight=0 switches the variance term off"
+            )
+        if not 0 < lr < math.inf:
+            raise ValueError(f"lr must be > 0 and finite, got {lr}")
+        self.steps = 0
+        """Gradient steps taken so far."""
         self._lr = lr
         self._optimizer = self._new_optimizer()
         self._rng = rng
@@ -100,6 +109,7 @@ class CostModelTrainer:
             chunk_cost.backward(cost_grad[start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
             start = stop
         self._optimizer.step()
+        self.steps += 1
         return loss.item()
 
     def pretrain(

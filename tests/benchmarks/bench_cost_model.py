@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import tyro
 
+import pbcrl_envs
 from pbcrl import (
     CostModel,
     CostModelTrainer,
@@ -29,8 +30,8 @@ from pbcrl import (
 class Args:
     dataset: str
     """folder of trajectories"""
-    cost_limit: float = 20.0
-    """d, known to the oracle only"""
+    cost_limit: float | None = None
+    """d, known to the oracle only; default: the task's own"""
     sizes: tuple[int, ...] = (500, 1000, 2000)
     """episodes to learn from, a tenth of them for validation"""
     test_episodes: int = 500
@@ -62,16 +63,22 @@ class Args:
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
     dataset = TrajectoryDataset(args.dataset)
+    limit = pbcrl_envs.cost_limit(dataset.env_id) if args.cost_limit is None else args.cost_limit
+    if limit is None or args.test_episodes + max(args.sizes) > len(dataset):
+        raise SystemExit(
+            f"error: {args.test_episodes} test episodes and {max(args.sizes)} others are needed, "
+            f"and a cost limit; {args.dataset} has {len(dataset)} of {dataset.env_id}"
+        )
     order = np.random.default_rng(0).permutation(len(dataset))
     test = [dataset[i] for i in order[: args.test_episodes]]
     true = np.array([episode.true_cost for episode in test])
-    unsafe = float((true > args.cost_limit).mean())
+    unsafe = float((true > limit).mean())
     print(f"{len(dataset)} episodes of {dataset.env_id}, {len(test)} held out, {unsafe:.0%} unsafe")
     for size in args.sizes:
         for seed in range(args.seeds):
             rng = np.random.default_rng(seed)
             torch.manual_seed(seed)
-            oracle = SyntheticOracle(args.cost_limit, budget=args.queries)
+            oracle = SyntheticOracle(limit, budget=args.queries)
             chosen = rng.permutation(order[args.test_episodes :])[:size]
             buffers = []
             for rows, queries in (
@@ -104,7 +111,7 @@ def main(args: Args) -> None:
                 validate_every=args.validate_every,
             )
             seconds = time.perf_counter() - start
-            report = cost_model_report(model.score(test), true, args.cost_limit)
+            report = cost_model_report(model.score(test), true, limit)
             best = min(range(len(history)), key=lambda i: history[i].selection_loss)
             print(
                 f"{size:5d} episodes, seed {seed}: balanced accuracy "

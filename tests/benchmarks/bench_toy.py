@@ -7,6 +7,7 @@ return over that of PPO-Lag. Every run is a plain call of a script: any row can 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+
+import pbcrl_envs
 
 SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 ENV_ID = "PointHazards-v0"
@@ -56,8 +59,10 @@ def command_of(script: str, options: dict[str, object]) -> list[str]:
 
 def run(args: Args, method: str, seed: int) -> dict[str, float]:
     name = f"{method}__{seed}"
-    summary = Path(args.runs_dir) / name / "summary.json"
+    folder = Path(args.runs_dir) / name
+    summary = folder / "summary.json"
     if not summary.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
             "env-id": ENV_ID,
             "seed": seed,
@@ -80,11 +85,17 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
 
 def main(args: Args) -> None:
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
+    settings = Path(args.runs_dir) / "settings.json"
+    now = json.dumps([LEARNING, COST, args.eval_episodes], sort_keys=True)
+    if settings.exists() and settings.read_text() != now:
+        raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
+    settings.write_text(now)
     methods = "ppo", "ppo_lag", "pbcrl"
     jobs = [(method, seed) for seed in range(args.seeds) for method in methods]
     with ThreadPoolExecutor(args.workers) as pool:
         results = dict(zip(jobs, pool.map(lambda job: run(args, *job), jobs), strict=True))
-    limit = 5.0
+    limit = pbcrl_envs.cost_limit(ENV_ID)
+    assert limit is not None
     print(f"{ENV_ID}, limit {limit:g}, {args.eval_episodes} evaluation episodes")
     columns = ("seed", 5), ("return", 9), ("true cost", 11), ("stochastic: return", 20), ("cost", 7)
     print(f"{'method':<10}" + "".join(f"{name:>{width}}" for name, width in columns))

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pbcrl import (
-    BudgetError,
     CostModel,
     LabelError,
     MismatchError,
@@ -20,6 +19,7 @@ from pbcrl import (
     NonFiniteError,
     StorageError,
     Trajectory,
+    TrajectoryDataset,
     load_tensors,
     read_labels,
 )
@@ -95,7 +95,7 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert summary["bias"] == pytest.approx(abs(summary["true_cost"] - 5))
     logged = rows(folder)
     assert [row["env_steps"] for row in logged] == [400, 800, 1200]
-    assert ["violation_gap" in row for row in logged] == [True, False, True]
+    assert ["violation_gap" in row for row in logged] == [False, True, True]
     assert logged[-1]["queries_used"] == summary["queries_used"]
 
     _, info = CostModel.load(folder / "cost_model.safetensors")
@@ -224,7 +224,9 @@ def test_pbcrl_refuses_labels_that_are_all_on_one_side(scripts, tmp_path, toy_da
     assert len(read_labels(tmp_path / "run" / "labels.jsonl")) > 0  # bought, so kept
 
 
-def test_a_replay_with_too_few_labels_says_so(scripts, tmp_path, toy_dataset):
+def test_labels_are_replayed_for_the_arguments_that_bought_them_only(
+    scripts, tmp_path, toy_dataset
+):
     folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
     args = small_pbcrl(
         scripts,
@@ -232,10 +234,56 @@ def test_a_replay_with_too_few_labels_says_so(scripts, tmp_path, toy_dataset):
         toy_dataset,
         run_name="longer",
         online_queries=200,
+        seed=1,
         replay_labels=str(folder / "labels.jsonl"),
     )
-    with pytest.raises(BudgetError, match="repeat the run with the arguments"):
+    with pytest.raises(MismatchError, match="online_queries, seed differ"):
         scripts.ppo_lag_pbcrl.train(args)
+
+
+def test_an_env_without_a_time_limit_is_refused(scripts, tmp_path):
+    args = small_ppo_lag(scripts, tmp_path, env_id="TestToyEndless-v0", cost_limit=5.0)
+    with pytest.raises(ValueError, match="has no time limit; register it with max_episode_steps"):
+        scripts.ppo_lag.train(args)
+
+
+def test_online_episodes_do_not_repeat_those_of_a_dataset_of_the_same_seed(scripts, tmp_path):
+    collected = small_ppo_lag(
+        scripts, tmp_path, total_timesteps=4000, save_trajectories=str(tmp_path / "episodes")
+    )
+    scripts.ppo_lag.train(collected)
+    dataset = TrajectoryDataset(tmp_path / "episodes")
+    starts = {episode.obs[0].tobytes() for episode in dataset}
+    envs = scripts.run_io.make_envs("PointHazards-v0", SMALL["num_envs"])
+    first_of_collection, _ = envs.reset(seed=collected.seed)
+    assert {obs.tobytes() for obs in first_of_collection} <= starts  # so the check can fail
+
+    online: list[bytes] = []
+    original = scripts.ppo_lag_pbcrl.finished_trajectories
+
+    def listening(infos):
+        found = original(infos)
+        online.extend(episode.obs[0].tobytes() for episode in found)
+        return found
+
+    scripts.ppo_lag_pbcrl.finished_trajectories = listening
+    try:
+        args = small_pbcrl(
+            scripts, tmp_path, tmp_path / "episodes", run_name="pbcrl", cost_limit=15.0
+        )
+        scripts.ppo_lag_pbcrl.train(args)
+    finally:
+        scripts.ppo_lag_pbcrl.finished_trajectories = original
+    assert len(online) == 12
+    assert not starts & set(online)
+
+
+def test_an_error_in_mid_run_keeps_the_agent(scripts, tmp_path, capsys):
+    args = small_ppo_lag(scripts, tmp_path, env_id="TestToyBroken-v0", cost_limit=5.0)
+    with pytest.raises(NonFiniteError):
+        scripts.ppo_lag.train(args)
+    load_tensors(tmp_path / "run" / "agent.safetensors", kind="agent")
+    assert "stopped (NonFiniteError): kept agent.safetensors" in capsys.readouterr().out
 
 
 def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(scripts, tmp_path):
@@ -280,8 +328,43 @@ def test_ctrl_c_keeps_the_checkpoint_and_the_labels_and_names_them(tmp_path, toy
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted in iteration" in output
+    assert "stopped (interrupted): kept agent.safetensors, cost_model.safetensors" in output
     assert str(tmp_path / "run") in output
     load_tensors(tmp_path / "run" / "agent.safetensors", kind="agent")
     CostModel.load(tmp_path / "run" / "cost_model.safetensors")
     assert len(read_labels(tmp_path / "run" / "labels.jsonl")) >= 100
+
+
+@pytest.mark.slow
+def test_a_module_in_the_working_folder_brings_its_own_env(tmp_path):
+    (tmp_path / "my_envs.py").write_text(
+        "import gymnasium\n"
+        "from pbcrl_envs.toy import PointHazardsEnv\n"
+        "gymnasium.register('Mine-v0', entry_point=PointHazardsEnv, max_episode_steps=50)\n"
+    )
+    command = [sys.executable, str(SCRIPTS / "ppo_lag.py"), "--env-id", "my_envs:Mine-v0"]
+    command += ["--cost-limit", "5", "--total-timesteps", "200", "--num-envs", "2"]
+    command += ["--num-steps", "100", "--hidden-sizes", "8", "--eval-episodes", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (tmp_path / "runs").glob("Mine-v0__ppo_lag__0__*/summary.json")
+    assert json.loads(summary.read_text())["env_steps"] == 200
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_collecting_keeps_the_episodes_and_says_where(tmp_path):
+    command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
+    command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = tmp_path / "run" / "collect" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the child as well
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"go on with --dataset {tmp_path / 'run' / 'collected'}" in output
+    assert len(TrajectoryDataset(tmp_path / "run" / "collected")) >= 4
