@@ -2,6 +2,7 @@
 
 `make toy` prints one row per seed and method, and the means: true cost over the limit, and PbCRL's
 return over that of PPO-Lag. Every run is a plain call of a script: any row can be repeated alone.
+PbCRL is pretrained on labelled pairs of the episodes of PPO-Lag's run of the same seed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LEARNING = {
     "multiplier-lr": 0.03,
     "torch-threads": 1,
 }
-COST = {"collect-timesteps": 500_000, "pretrain-epochs": 25}
+COST = {"pretrain-epochs": 25}
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,14 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
             "run-name": name,
             **LEARNING,
         }
+        episodes = Path(args.runs_dir) / f"episodes__{seed}"
         if method == "ppo":
             command = command_of("ppo_lag", {**options, "cost-limit": "inf"})
         elif method == "ppo_lag":
-            command = command_of("ppo_lag", options)
+            shutil.rmtree(episodes, ignore_errors=True)
+            command = command_of("ppo_lag", {**options, "save-trajectories": episodes})
         else:
-            command = command_of("ppo_lag_pbcrl", {**options, **COST})
+            command = command_of("ppo_lag_pbcrl", {**options, **COST, "dataset": episodes})
         with (Path(args.runs_dir) / f"{name}.log").open("w") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     found: dict[str, float] = json.loads(summary.read_text())
@@ -91,9 +94,11 @@ def main(args: Args) -> None:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)
     methods = "ppo", "ppo_lag", "pbcrl"
-    jobs = [(method, seed) for seed in range(args.seeds) for method in methods]
+    results = {}
     with ThreadPoolExecutor(args.workers) as pool:
-        results = dict(zip(jobs, pool.map(lambda job: run(args, *job), jobs), strict=True))
+        for method in ("ppo_lag", "pbcrl", "ppo"):  # PbCRL learns from the episodes of PPO-Lag
+            found = pool.map(lambda seed, name=method: run(args, name, seed), range(args.seeds))
+            results |= {(method, seed): summary for seed, summary in enumerate(found)}
     limit = pbcrl_envs.cost_limit(ENV_ID)
     assert limit is not None
     print(f"{ENV_ID}, limit {limit:g}, {args.eval_episodes} evaluation episodes")
