@@ -94,7 +94,7 @@ def main(args: Args) -> None:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)
     methods = "ppo", "ppo_lag", "pbcrl"
-    results = {}
+    results: dict[tuple[str, int], dict[str, float]] = {}
     with ThreadPoolExecutor(args.workers) as pool:
         for method in ("ppo_lag", "pbcrl", "ppo"):  # PbCRL learns from the episodes of PPO-Lag
             found = pool.map(lambda seed, name=method: run(args, name, seed), range(args.seeds))
