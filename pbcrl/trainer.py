@@ -84,8 +84,8 @@ class CostModelTrainer:
                 f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
                 f"{max_std}; snr_weight=0 switches the variance term off"
             )
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be > 0 and finite, got {lr}")
+        if not 0 <= lr < math.inf:
+            raise ValueError(f"lr must be >= 0 and finite, got {lr}; 0 trains nothing")
         self.steps = 0
         """Gradient steps taken so far."""
         self._lr = lr

@@ -50,7 +50,7 @@ class BatchedCounter(VectorEnv):
 
 def linear_model(bias=0.0):
     """c(s, a) = t + 8 a + bias, where that is positive."""
-    model = CostModel(2, 1, hidden_sizes=(1,))
+    model = CostModel(2, 1, hidden_sizes=(1,), output_scale=1.0)
     hidden, last = model.net[0], model.net[-1]
     with torch.no_grad():
         hidden.weight.copy_(torch.tensor([[1.0, 0.0, 8.0]]))
