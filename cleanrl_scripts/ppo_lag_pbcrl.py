@@ -142,6 +142,8 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
+    standardize_cost: bool = True
+    """divide the advantage of the learned cost by its standard deviation; else only centre it"""
     multiplier_lr: float = 0.05
     """step size of the multiplier, per iteration in which an episode ended"""
     multiplier_initial: float = 0.01
@@ -627,8 +629,9 @@ def train(args: Args) -> Path:
                 )
                 targets = (torch.stack([adv_r, adv_c]) + values).view(2, -1)
                 adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-                # Standardised, not only centred: the scale of a learned cost is arbitrary.
-                adv_c = (adv_c - adv_c.mean()) / (adv_c.std() + 1e-8)
+                adv_c = adv_c - adv_c.mean()
+                if args.standardize_cost:  # the scale of a learned cost is arbitrary
+                    adv_c = adv_c / (adv_c.std() + 1e-8)
                 # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
                 adv = (adv_r - multiplier.value * adv_c).flatten() / (1 + multiplier.value)
 

@@ -35,7 +35,13 @@ LEARNING = {
     "multiplier-lr": 0.03,
     "torch-threads": 1,
 }
-COST = {"pretrain-epochs": 25}
+COST = {
+    "pretrain-epochs": 25,
+    "validate-every": 50,
+    # The learned costs of the toy come out at the scale of the true ones; standardised, their price
+    # would not fall with them, and the policy would end up standing still.
+    "no-standardize-cost": (),
+}
 
 
 @dataclass(frozen=True)
