@@ -41,6 +41,8 @@ COST = {
     # The learned costs of the toy come out at the scale of the true ones; standardised, their price
     # would not fall with them, and the policy would end up standing still.
     "no-standardize-cost": (),
+    "multiplier-initial": 2.0,
+    "multiplier-lr": 0.04,
 }
 
 
