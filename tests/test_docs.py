@@ -134,6 +134,8 @@ def test_the_numbers_of_evaluate_are_documented():
 
 # -- Arguments -------------------------------------------------------------------------------
 
+BENCHMARK = "../tests/benchmarks/bench_cost_model.py"
+
 
 def arguments(script: str) -> dict[str, str]:
     """Name and default of each argument of a script, as its source has them."""
@@ -160,8 +162,10 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
-    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py")
-    known = {name.replace("_", "-") for script in scripts for name in arguments(script)}
+    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py", BENCHMARK)
+    defaults = [item for script in scripts for item in arguments(script).items()]
+    known = {name.replace("_", "-") for name, _ in defaults}
+    known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default == "True"}
     assert set(re.findall(r"(?<!-)--([a-z][a-z-]+)", read(page))) <= known
 
 
