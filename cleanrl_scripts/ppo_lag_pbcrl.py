@@ -384,7 +384,6 @@ def train(args: Args) -> Path:
         args,
         *counts,
         "finetune_epochs",
-        "offline_queries",
         "finetune_interval",
         "patience",
         "validate_every",
@@ -637,8 +636,7 @@ def train(args: Args) -> Path:
 
                 # -- 5. Policy -----------------------------------------------------------------
                 flat_actions = actions.flatten(0, 1)
-                actor_goes_on, kl, clipped, value_loss = True, 0.0, 0.0, 0.0
-                actor_epochs = 0
+                actor_goes_on, actor_epochs, kl, clipped = True, 0, 0.0, 0.0
                 for _ in range(args.epochs):
                     kl_sum = torch.zeros(())
                     for rows in minibatches(args.batch_size, args.minibatch_size, rng):
