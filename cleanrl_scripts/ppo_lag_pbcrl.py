@@ -142,8 +142,6 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    standardize_cost: bool = True
-    """divide the advantage of the learned cost by its standard deviation; else only centre it"""
     multiplier_lr: float = 0.05
     """step size of the multiplier, per iteration in which an episode ended"""
     multiplier_initial: float = 0.01
@@ -539,6 +537,7 @@ def train(args: Args) -> Path:
         unlabelled: list[Trajectory] = []  # finished since the last labelling round
         num_rounds = -(-args.num_iterations // args.finetune_interval)
         rounds, online_used, iteration, setup_seconds = 0, 0, 0, run.wall_seconds
+        adv_c_std = 0.0  # mean over the iterations so far
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
         run.start_progress()
         try:
@@ -628,9 +627,10 @@ def train(args: Args) -> Path:
                 )
                 targets = (torch.stack([adv_r, adv_c]) + values).view(2, -1)
                 adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-                adv_c = adv_c - adv_c.mean()
-                if args.standardize_cost:  # the scale of a learned cost is arbitrary
-                    adv_c = adv_c / (adv_c.std() + 1e-8)
+                # The scale of a learned cost is arbitrary, so it is divided out; but by the mean
+                # over all iterations, so that the price of cost falls as the cost does.
+                adv_c_std += (float(adv_c.std()) - adv_c_std) / iteration
+                adv_c = (adv_c - adv_c.mean()) / (adv_c_std + 1e-8)
                 # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
                 adv = (adv_r - multiplier.value * adv_c).flatten() / (1 + multiplier.value)
 
@@ -688,6 +688,7 @@ def train(args: Args) -> Path:
                     "learned_cost": mean_learned,
                     "learned_cost_std": float(learned_costs.std()) if len(fresh) else None,
                     "multiplier": multiplier.value,
+                    "adv_c_std": adv_c_std,
                     "dead_zone": trainer.dead_zone.value,
                     "queries_used": oracle.queries_used,
                     **tuning,
