@@ -421,7 +421,12 @@ def train(args: Args) -> Path:
             obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
         )
         multiplier = LagrangeMultiplier(lr=args.multiplier_lr, initial=args.multiplier_initial)
-        cost_model = CostModel(obs_dim, act_dim, hidden_sizes=args.cost_hidden_sizes)
+        cost_model = CostModel(
+            obs_dim,
+            act_dim,
+            hidden_sizes=args.cost_hidden_sizes,
+            output_scale=horizon_of(base_envs) ** -0.5,
+        )
         trainer = CostModelTrainer(
             cost_model,
             dead_zone=DeadZone(args.dead_zone, lr=args.dead_zone_lr),

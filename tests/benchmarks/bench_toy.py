@@ -38,7 +38,7 @@ LEARNING = {
     "multiplier-lr": 0.01,
     "torch-threads": 1,
 }
-PRETRAINING = {"pretrain-epochs": 25, "validate-every": 50}
+PRETRAINING = {"pretrain-epochs": 20, "validate-every": 200, "cost-batch-size": 32}
 
 
 @dataclass(frozen=True)
