@@ -41,11 +41,10 @@ class CostModel(nn.Module):
         hidden_sizes: Widths of the ReLU layers. The paper's "3-layer MLP with 64 units" counts the
             output layer, as its code base does.
         discount: Weight γ per step. The default 1 sums undiscounted, as labels and limits do.
-        output_scale: Factor on the net's output. An episode sums T of them, so with a long one hardly
-            any change of the weights fits the labels, and the hidden layers never learn what makes
-            a step costly; with a small factor they do (`tests/benchmarks/bench_cost_model.py`).
-            About 1/√T is right, and the default is for a thousand steps: on the toy's hundred, 0.1
-            learns several times faster.
+        output_scale: Factor on the net's output. An episode sums T of them, so with a long one
+            hardly any change of the weights fits the labels, and the hidden layers never learn what
+            makes a step costly; with a small factor they do. About 1/√T is right; the default is
+            for a thousand steps (`tests/benchmarks/bench_cost_model.py`).
 
     Raises:
         ValueError: If a size or `output_scale` is not positive or `discount` is outside (0, 1].
