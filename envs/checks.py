@@ -1,4 +1,4 @@
-"""What every env of this package checks at its door: actions, seeds, options and modes.
+"""What every env of this package checks at its door: actions, seeds, options, modes and states.
 
 One wording for all tasks; a message names the env where its rule is the env's own. Knows nothing of
 tasks or simulators. For the envs of this package alone: `testing.py` is what a user's env calls.
@@ -6,12 +6,16 @@ tasks or simulators. For the envs of this package alone: `testing.py` is what a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+State = dict[str, NDArray[Any]]
+"""What `get_state` hands out: arrays of numbers, with one leading row per copy in a batch."""
 
 
 def checked_actions(actions: object, *, shape: tuple[int, ...], axes: str) -> NDArray[np.float64]:
@@ -98,3 +102,79 @@ def refuse_rendering(render_mode: str | None, *, env: str) -> None:
         raise ValueError(
             f"{env} draws nothing: render_mode must be None, got {render_mode!r}; leave it out"
         )
+
+
+def task_number(name: str) -> int:
+    """Number of a task in its states, under the key "task": the same in every version and process.
+
+    A number, not the name itself, so that states go into any file format.
+    """
+    return zlib.crc32(name.encode())
+
+
+def checked_ids(ids: ArrayLike | None, *, num_envs: int) -> NDArray[np.intp]:
+    """Return the chosen copies of a batch as indices, (n,); None chooses all of them.
+
+    Raises:
+        ValueError: If they are not one row of different integers in [0, num_envs).
+    """
+    if ids is None:
+        return np.arange(num_envs)
+    given = np.asarray(ids)
+    chosen = given.astype(np.intp) if given.dtype.kind in "iu" or given.size == 0 else None
+    if (
+        chosen is None
+        or chosen.ndim != 1
+        or ((chosen < 0) | (chosen >= num_envs)).any()
+        or len(np.unique(chosen)) < len(chosen)
+    ):
+        raise ValueError(
+            f"ids must be one row of different integers in [0, {num_envs}), got {ids!r}; "
+            "leave ids out to choose all copies"
+        )
+    return chosen
+
+
+def checked_state(state: Mapping[str, ArrayLike], *, like: State, env: str) -> State:
+    """Return a state as arrays of the types that the env itself hands out.
+
+    Args:
+        state: What `get_state` of an env of the same task gave, in this process or another.
+        like: What `get_state` of the env that takes the state gives for the same copies.
+        env: Name of the env and its task, for the messages.
+
+    Returns:
+        New arrays with the keys, shapes and dtypes of `like`.
+
+    Raises:
+        ValueError: If the state is of another task, or has other keys or shapes, or holds NaN, an
+            infinity, or a number that its dtype cannot hold.
+    """
+    remedy = "pass what get_state of an env of the same task gave"
+    if "task" in state and (np.asarray(state["task"]) != like["task"].flat[:1]).any():
+        raise ValueError(f"a state must be one of {env}, but it is of another task; {remedy}")
+    if set(state) != set(like):
+        missing, unknown = sorted(set(like) - set(state)), sorted(set(state) - set(like))
+        raise ValueError(
+            f"a state of {env} must have the keys {sorted(like)}, but {missing} are missing and "
+            f"{unknown} unknown; {remedy}"
+        )
+    arrays: State = {}
+    for key, expected in like.items():
+        given = np.asarray(state[key])
+        if given.shape != expected.shape:
+            raise ValueError(
+                f"{key!r} of a state of {env} must have shape {expected.shape}, got {given.shape}; "
+                "a batch takes one row per copy, a single env one without that axis"
+            )
+        if given.dtype.kind not in "fiub" or not np.isfinite(given).all():
+            raise ValueError(
+                f"{key!r} of a state of {env} must hold finite numbers, got {given}; {remedy}"
+            )
+        with np.errstate(invalid="ignore"):  # what does not fit is refused by name
+            arrays[key] = given.astype(expected.dtype)
+        if (arrays[key] != given).any():
+            raise ValueError(
+                f"{key!r} of a state of {env} must fit into {expected.dtype}, got {given}; {remedy}"
+            )
+    return arrays
