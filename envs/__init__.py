@@ -27,27 +27,29 @@ __all__ = [
 ]
 
 
-def _register(entry: Task, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
-    known = gymnasium.registry.get(entry.env_id)
+def _register(env_id: str, horizon: int, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
+    known = gymnasium.registry.get(env_id)
     if known is not None and known.entry_point == env:
         return  # a reload of this module; an id that someone else took is overridden with a warning
     gymnasium.register(
-        entry.env_id,
+        env_id,
         entry_point=env,
         vector_entry_point=vector_env,
-        max_episode_steps=entry.horizon,
+        max_episode_steps=horizon,
         kwargs=kwargs,
     )
 
 
 _register(
-    TASKS["toy"],
+    TASKS["toy"].env_id,
+    TASKS["toy"].horizon,
     env="pbcrl_envs.toy:PointHazardsEnv",
     vector_env="pbcrl_envs.toy:PointHazardsVectorEnv",
 )
-for _name, _layout in (("goal", "Goal1"), ("button", "Button1")):
+for _layout in (f"{_goal}{_level}" for _goal in ("Goal", "Push", "Button") for _level in range(3)):
     _register(
-        TASKS[_name],
+        f"SafetyPoint{_layout}-v0",
+        1000,
         env="pbcrl_envs.robotics:SafetyPointEnv",
         vector_env="pbcrl_envs.robotics:SafetyPointVectorEnv",
         task=_layout,

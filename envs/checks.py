@@ -135,12 +135,19 @@ def checked_ids(ids: ArrayLike | None, *, num_envs: int) -> NDArray[np.intp]:
     return chosen
 
 
-def checked_state(state: Mapping[str, ArrayLike], *, like: State, env: str) -> State:
+def checked_state(
+    state: Mapping[str, ArrayLike],
+    *,
+    like: State,
+    bounds: Mapping[str, tuple[float, float]],
+    env: str,
+) -> State:
     """Return a state as arrays of the types that the env itself hands out.
 
     Args:
         state: What `get_state` of an env of the same task gave, in this process or another.
         like: What `get_state` of the env that takes the state gives for the same copies.
+        bounds: Smallest and largest value of some keys.
         env: Name of the env and its task, for the messages.
 
     Returns:
@@ -148,7 +155,7 @@ def checked_state(state: Mapping[str, ArrayLike], *, like: State, env: str) -> S
 
     Raises:
         ValueError: If the state is of another task, or has other keys or shapes, or holds NaN, an
-            infinity, or a number that its dtype cannot hold.
+            infinity, or a number outside its bounds or its dtype.
     """
     remedy = "pass what get_state of an env of the same task gave"
     if "task" in state and (np.asarray(state["task"]) != like["task"].flat[:1]).any():
@@ -176,5 +183,10 @@ def checked_state(state: Mapping[str, ArrayLike], *, like: State, env: str) -> S
         if (arrays[key] != given).any():
             raise ValueError(
                 f"{key!r} of a state of {env} must fit into {expected.dtype}, got {given}; {remedy}"
+            )
+        low, high = bounds.get(key, (-np.inf, np.inf))
+        if ((given < low) | (given > high)).any():
+            raise ValueError(
+                f"{key!r} of a state of {env} must be in [{low}, {high}], got {given}; {remedy}"
             )
     return arrays

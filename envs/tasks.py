@@ -23,9 +23,12 @@ class Task:
 TASKS = {
     "toy": Task("PointHazards-v0", threshold=5.0, horizon=100),
     "goal": Task("SafetyPointGoal1-v0", threshold=20.0, horizon=1000),
+    "push": Task("SafetyPointPush1-v0", threshold=35.0, horizon=1000),
     "button": Task("SafetyPointButton1-v0", threshold=40.0, horizon=1000),
 }
-"""By short name; the thresholds of the robotics tasks are the paper's, that of the toy is ours."""
+"""By short name; the thresholds of the robotics tasks are the paper's, that of the toy is ours.
+
+Levels 0 and 2 of the robotics tasks are registered too, but the paper names no limit for them."""
 
 
 def cost_limit(env_id: str) -> float | None:

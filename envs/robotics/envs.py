@@ -6,7 +6,8 @@ Both are thin: the simulation is in `simulation.py`; here are spaces, seeds, epi
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,14 +15,18 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pbcrl_envs.checks import (
+    State,
     checked_actions,
     checked_autoreset_mode,
+    checked_ids,
+    checked_state,
     refuse_options,
     refuse_rendering,
     seed_per_env,
+    task_number,
 )
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
@@ -46,9 +51,13 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
     observation comes at once, and the episode's last one is in `infos["final_obs"]`, (N, obs_dim),
     on the rows where `infos["_final_obs"]` is true; without an end the two keys are absent.
 
+    Where the physics breaks down, the episode of that copy alone ends, truncated, with reward and
+    cost 0 and its last sound observation; `infos["diverged"]`, bool (N,), marks it, and is absent
+    otherwise. The first time there is a warning; `num_diverged` counts.
+
     Args:
         num_envs: N.
-        task: "Goal1" or "Button1".
+        task: One of the names in `TASKS`, as "Goal1".
         max_episode_steps: Steps after which an episode is truncated.
         autoreset_mode: NEXT_STEP or SAME_STEP, or their string values.
         num_threads: Physics threads; 0 takes one per CPU. Results do not depend on it.
@@ -57,6 +66,9 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
     Raises:
         ValueError: If an argument is not one of those above.
     """
+
+    num_diverged: int
+    """Episodes that a diverged simulation ended, since construction."""
 
     def __init__(
         self,
@@ -82,13 +94,15 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         self.single_observation_space, self.single_action_space = _spaces(found)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
+        self.num_diverged = 0
+        self._task_name = task
         self._max_episode_steps = max_episode_steps
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._simulation = NavigationSimulation(found, num_envs=num_envs, num_threads=num_threads)
         self._all = np.arange(num_envs)
         self._steps = np.zeros(num_envs, dtype=np.int64)
-        self._finished = np.zeros(num_envs, dtype=np.bool_)
-        self._ready = False
+        self._finished = np.zeros(num_envs, dtype=np.bool_)  # ended on the last step, not yet reset
+        self._begun = np.zeros(num_envs, dtype=np.bool_)
 
     def reset(
         self,
@@ -114,10 +128,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         if isinstance(seed, int | np.integer):
             super().reset(seed=int(seed))
         self._simulation.seed(seeds)
-        self._simulation.reset(self._all)
-        self._steps[:] = 0
-        self._finished[:] = False
-        self._ready = True
+        self._begin(self._all)
         return self._simulation.observe(self._all), self._infos(np.zeros(self.num_envs))
 
     def step(
@@ -127,27 +138,29 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
 
         Raises:
             ValueError: If the actions have the wrong shape, or hold NaN or an infinity.
-            RuntimeError: If a simulation diverged.
+            RuntimeError: If some copy was never reset.
         """
         clipped = checked_actions(actions, shape=(self.num_envs, 2), axes=_AXES)
-        _check_ready(self._ready)
+        _check_begun(self._begun)
         reward, cost = np.zeros(self.num_envs), np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, dtype=np.bool_)
-        # Under SAME_STEP nothing is left unfinished between two steps, so this is empty.
+        diverged = np.zeros(self.num_envs, dtype=np.bool_)
+        # Under SAME_STEP nothing is left unfinished between two steps, so `renewed` is empty.
         renewed, stepped = np.flatnonzero(self._finished), np.flatnonzero(~self._finished)
         if len(stepped):
-            self._ready = False  # in case the simulation diverges
             result = self._simulation.step(stepped, clipped[stepped])
             reward[stepped], cost[stepped] = result.reward, result.cost
-            terminated[stepped] = result.terminated
+            terminated[stepped], diverged[stepped] = result.terminated, result.diverged
             self._steps[stepped] += 1
-            self._ready = True
         if len(renewed):
             self._begin(renewed)
-        truncated = self._steps >= self._max_episode_steps
+        truncated = (self._steps >= self._max_episode_steps) | diverged
         done = terminated | truncated
         obs = self._simulation.observe(self._all)
         infos = self._infos(cost)
+        if diverged.any():
+            infos["diverged"] = diverged
+            self.num_diverged = _count_diverged(self.num_diverged, np.flatnonzero(diverged))
         if self._same_step and done.any():
             infos["final_obs"], infos["_final_obs"] = obs, done
             ended = np.flatnonzero(done)
@@ -158,9 +171,61 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
             self._finished = done
         return obs, reward, terminated, truncated, infos
 
+    def get_state(self, ids: ArrayLike | None = None) -> State:
+        """Return all that the future of some copies depends on, actions aside.
+
+        Whatever takes it over by `set_state` goes on bit by bit as this env would: any copy of an
+        env of the same task, whatever its number of copies or threads, in this process or another.
+
+        Args:
+            ids: Which copies, n different indices in any order; None takes all.
+
+        Returns:
+            Arrays of numbers by name, one row per copy, (n, ...).
+
+        Raises:
+            ValueError: If `ids` are not different indices of copies.
+            RuntimeError: If one of the copies was never reset.
+        """
+        chosen = checked_ids(ids, num_envs=self.num_envs)
+        _check_begun(self._begun[chosen])
+        return self._state(chosen)
+
+    def set_state(self, state: Mapping[str, ArrayLike], ids: ArrayLike | None = None) -> None:
+        """Put some copies into a state that `get_state` gave; they are then ready to step.
+
+        Args:
+            state: Arrays by name, (n, ...).
+            ids: Which copies take its rows, in that order; None means all.
+
+        Raises:
+            ValueError: If the state is of another task, or its keys, shapes or numbers are wrong,
+                or `ids` are not different indices; all copies are left as they were.
+        """
+        chosen = checked_ids(ids, num_envs=self.num_envs)
+        checked = checked_state(
+            state,
+            like=self._state(chosen),
+            bounds={"elapsed": (0, np.inf), **self._simulation.state_bounds},
+            env=_NAME + self._task_name,
+        )
+        self._simulation.set_state(checked, chosen)
+        self._steps[chosen], self._finished[chosen] = checked["elapsed"], checked["finished"]
+        self._begun[chosen] = True
+
+    def _state(self, ids: NDArray[np.intp]) -> State:
+        return {
+            "task": np.full(len(ids), task_number(self._task_name)),
+            "elapsed": self._steps[ids],
+            "finished": self._finished[ids],
+            **self._simulation.get_state(ids),
+        }
+
     def _begin(self, ids: NDArray[np.intp]) -> None:
         self._simulation.reset(ids)
         self._steps[ids] = 0
+        self._finished[ids] = False
+        self._begun[ids] = True
 
     def _infos(self, cost: FloatArray) -> dict[str, Any]:
         return {"cost": cost, "_cost": np.ones(self.num_envs, dtype=np.bool_)}
@@ -172,22 +237,33 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
     It has no time limit of its own: `gymnasium.make` adds the one of the registered id.
     `reset(seed=s)` gives the layout that Safety-Gymnasium 1.0.0 gives for seed s.
 
+    If the physics breaks down, the episode ends, truncated, with reward and cost 0, its last sound
+    observation and `info["diverged"] = True`. The first time there is a warning; `num_diverged`
+    counts.
+
     Args:
-        task: "Goal1" or "Button1".
+        task: One of the names in `TASKS`, as "Goal1".
         render_mode: None; there is no rendering.
 
     Raises:
         ValueError: If an argument is not one of those above.
     """
 
+    num_diverged: int
+    """Episodes that a diverged simulation ended, since construction."""
+
     def __init__(self, *, task: str = "Goal1", render_mode: str | None = None) -> None:
         refuse_rendering(render_mode, env=_NAME)
         found = _find_task(task)
         self.metadata = {"render_modes": []}
         self.observation_space, self.action_space = _spaces(found)
+        self.num_diverged = 0
+        self._task_name = task
         self._simulation = NavigationSimulation(found, num_envs=1, num_threads=1)
         self._only = np.zeros(1, dtype=np.intp)
-        self._ready = False
+        self._steps = 0
+        self._finished = False
+        self._begun = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -197,7 +273,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         super().reset(seed=seed)
         self._simulation.seed([seed])
         self._simulation.reset(self._only)
-        self._ready = True
+        self._steps, self._finished, self._begun = 0, False, True
         return self._simulation.observe(self._only)[0], {"cost": 0.0}
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
@@ -205,16 +281,57 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
 
         Raises:
             ValueError: If the action has the wrong shape, or holds NaN or an infinity.
-            RuntimeError: If the simulation diverged.
+            RuntimeError: If the env was never reset.
         """
         clipped = checked_actions(action, shape=(2,), axes=_AXES)
-        _check_ready(self._ready)
-        self._ready = False  # in case the simulation diverges
+        _check_begun(self._begun)
         result = self._simulation.step(self._only, clipped[None])
-        self._ready = True
+        self._steps += 1
         obs = self._simulation.observe(self._only)[0]
-        info = {"cost": float(result.cost[0])}
-        return obs, float(result.reward[0]), bool(result.terminated[0]), False, info
+        info: dict[str, Any] = {"cost": float(result.cost[0])}
+        terminated, diverged = bool(result.terminated[0]), bool(result.diverged[0])
+        if diverged:
+            info["diverged"] = True
+            self.num_diverged = _count_diverged(self.num_diverged, self._only)
+        self._finished = terminated or diverged
+        return obs, float(result.reward[0]), terminated, diverged, info
+
+    def get_state(self) -> State:
+        """Return all that the future of the env depends on: one row of `SafetyPointVectorEnv`'s.
+
+        The steps that a `TimeLimit` around it counts are its own.
+
+        Raises:
+            RuntimeError: If the env was never reset.
+        """
+        _check_begun(self._begun)
+        return self._state()
+
+    def set_state(self, state: Mapping[str, ArrayLike]) -> None:
+        """Go on from a state that `get_state` gave, or from one row of `SafetyPointVectorEnv`'s.
+
+        Raises:
+            ValueError: If the state is of another task, or its keys, shapes or numbers are wrong;
+                the env is left as it was.
+        """
+        checked = checked_state(
+            state,
+            like=self._state(),
+            bounds={"elapsed": (0, np.inf), **self._simulation.state_bounds},
+            env=_NAME + self._task_name,
+        )
+        self._simulation.set_state({key: a[None] for key, a in checked.items()}, self._only)
+        self._steps, self._finished = int(checked["elapsed"]), bool(checked["finished"])
+        self._begun = True
+
+    def _state(self) -> State:
+        simulated = self._simulation.get_state(self._only)
+        return {
+            "task": np.array(task_number(self._task_name)),
+            "elapsed": np.array(self._steps),
+            "finished": np.array(self._finished),
+            **{key: np.asarray(array[0]) for key, array in simulated.items()},
+        }
 
 
 def _find_task(name: str) -> Task:
@@ -235,10 +352,23 @@ def _spaces(task: Task) -> tuple[gym.Space[FloatArray], gym.Space[FloatArray]]:
     return observations, actions
 
 
-def _check_ready(ready: bool) -> None:
-    if not ready:
+def _count_diverged(known: int, ids: NDArray[np.intp]) -> int:
+    """Add the newly diverged copies to the known number; warn if they are the first."""
+    if known == 0:
+        warnings.warn(
+            f"the physics of {_NAME} diverged in env(s) {ids.tolist()}: there the episode ends, "
+            "truncated, and infos['diverged'] is true; later ones are counted in num_diverged "
+            "without a word; if there are many, look at the actions",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return known + len(ids)
+
+
+def _check_begun(begun: BoolArray | bool) -> None:
+    if not np.all(begun):
         raise RuntimeError(
-            "an environment must be reset before its first step and after an error; call reset()"
+            "an environment must be reset before its first step; call reset() or set_state()"
         )
 
 

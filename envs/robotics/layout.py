@@ -45,6 +45,18 @@ class LayoutStream:
         self._keepouts += [group.keepout for group in task.objects for _ in range(group.num)]
         self._goal = 1 + kinds.index(Kind.GOAL)
 
+    def get_state(self) -> tuple[NDArray[np.uint32], int]:
+        """The state of the stream: the generator's words, (624,), and its position in [0, 624]."""
+        self._put_back()
+        _, words, position, *_ = self._rng.get_state()
+        return words, position
+
+    def set_state(self, words: NDArray[np.uint32], position: int) -> None:
+        """Go on from a state that `get_state` gave."""
+        self._rng.set_state(("MT19937", words, position))
+        self._mark = self._rng.get_state()
+        self._ahead, self._spent = np.empty(0), 0
+
     def skip_steps(self, steps: int) -> None:
         """Spend the numbers that `steps` environment steps cost upstream."""
         self._spend(steps)

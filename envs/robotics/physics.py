@@ -15,8 +15,22 @@ TIMESTEP = 0.002
 """Seconds per physics step."""
 SUBSTEPS = 10
 """Physics steps per environment step."""
-HEIGHTS = {Kind.VASE: 0.1 - 4e-5, Kind.BUTTON: 0.1, Kind.GREMLIN: 0.1}
+HEIGHTS = {
+    Kind.VASE: 0.1 - 4e-5,
+    Kind.PILLAR: 0.5,
+    Kind.BOX: 0.2,
+    Kind.BUTTON: 0.1,
+    Kind.GREMLIN: 0.1,
+}
 """Height in metres at which a body of each kind starts; vases sink into the soft floor a little."""
+AGENT_HEIGHT = 0.1
+"""Height in metres of the agent's centre."""
+GOAL_HEIGHT = 0.16
+"""Height in metres of the centre of a goal that a box is pushed to."""
+FREE = (Kind.VASE, Kind.BOX, Kind.GREMLIN)
+"""Kinds that move by physics."""
+FIXED = (Kind.PILLAR, Kind.BUTTON)
+"""Kinds that collide but never move. They are mocap bodies, as each layout puts them elsewhere."""
 GREMLIN_TARGET_HEIGHT = 0.2
 """Height that gremlins are pulled to: upstream adds their own to that of the moving frame."""
 
@@ -61,9 +75,10 @@ _WORLD = """
 def build_model(task: Task) -> mujoco.MjModel:
     """Compile the model of a task.
 
-    State: qpos holds the agent's (x, y, heading), then position and quaternion of each vase and
-    gremlin; mocap bodies are the buttons, then the gremlins' targets. Sensors: the 12 observed
-    numbers, then one count of contacts with the agent per button and gremlin, in the task's order.
+    State: qpos holds the agent's (x, y, heading), then position and quaternion of each object that
+    moves by physics; mocap bodies are the fixed objects, then the gremlins' targets. Sensors: the
+    12 observed numbers, then one count of contacts with the agent per object of a kind in
+    `task.felt`, in the task's order.
     """
     bodies, welds, contacts = [], [], []
     for group in task.objects:
@@ -76,7 +91,7 @@ def build_model(task: Task) -> mujoco.MjModel:
                     f'<weld body1="{name}target" body2="{name}" solref="0.02 1.5" '
                     'relpose="0 0 0 1 0 0 0"/>'
                 )
-            if group.kind in (Kind.BUTTON, Kind.GREMLIN):
+            if group.kind in task.felt:
                 contacts.append(f'<contact body1="agent" body2="{name}" data="found"/>')
     model = mujoco.MjModel.from_xml_string(
         _WORLD.format(
@@ -96,14 +111,21 @@ def build_model(task: Task) -> mujoco.MjModel:
 
 
 def _body(group: Objects, name: str) -> str:
-    cube = f'type="box" size="{group.size} {group.size} {group.size}"'
-    if group.kind is Kind.VASE:
-        return f'<body name="{name}"><freejoint/><geom {cube} density="0.001"/></body>'
-    if group.kind is Kind.BUTTON:
-        return f'<body name="{name}" mocap="true"><geom type="sphere" size="{group.size}"/></body>'
-    if group.kind is Kind.GREMLIN:
-        return (
-            f'<body name="{name}"><freejoint/><geom {cube} density="0.001"/></body>'
-            f'<body name="{name}target" mocap="true"/>'
-        )
+    size = group.size
+    cube = f'type="box" size="{size} {size} {size}"'
+    if group.kind in FREE:
+        geoms = f'<geom {cube} density="0.001"/>'
+        if group.kind is Kind.BOX:
+            block = f'type="box" size="{size / 2} {size / 2} {size}" density="0.001"'
+            corners = ((size, size), (-size, size), (size, -size), (-size, -size))
+            geoms += "".join(f'<geom {block} pos="{x} {y} 0"/>' for x, y in corners)
+        body = f'<body name="{name}"><freejoint/>{geoms}</body>'
+        if group.kind is Kind.GREMLIN:
+            body += f'<body name="{name}target" mocap="true"/>'
+        return body
+    if group.kind in FIXED:
+        shape = f'type="sphere" size="{size}"'
+        if group.kind is Kind.PILLAR:
+            shape = f'type="cylinder" size="{size} {HEIGHTS[Kind.PILLAR]}"'
+        return f'<body name="{name}" mocap="true"><geom {shape}/></body>'
     return ""

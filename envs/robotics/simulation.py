@@ -5,7 +5,7 @@ Knows nothing of episodes: who resets which copy, and when, is the environments'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import mujoco
@@ -13,9 +13,14 @@ import numpy as np
 from mujoco.batch import Batch, SimulationError
 from numpy.typing import NDArray
 
+from pbcrl_envs.checks import State
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import (
+    AGENT_HEIGHT,
+    FIXED,
+    FREE,
+    GOAL_HEIGHT,
     GREMLIN_TARGET_HEIGHT,
     HEIGHTS,
     SUBSTEPS,
@@ -30,17 +35,21 @@ IndexArray = NDArray[np.intp]
 
 _REWARD_LIMIT = 10.0
 _BUTTON_DELAY = 10  # steps for which all buttons are hidden and free of cost after a success
+_RESTING_SPEED = 1e-4  # metres per second from which a vase counts as moving
+_PHYSICS = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "mocap_pos", "mocap_quat")
 
 
 class StepResult(NamedTuple):
-    """What one step brought to the n copies that took it."""
+    """What one step brought to the n copies that took it; all 0 or false where it diverged."""
 
     reward: FloatArray
     """Progress towards the goal in metres, plus 1 for reaching it. (n,)."""
     cost: FloatArray
-    """1 if anything constrained was entered or touched, else 0. (n,)."""
+    """1 if anything constrained was entered, touched or moved, else 0. (n,)."""
     terminated: BoolArray
     """True if no room is left for a new goal. (n,)."""
+    diverged: BoolArray
+    """True where the physics broke down; such a copy is back in its last sound state. (n,)."""
 
 
 class NavigationSimulation:
@@ -59,13 +68,10 @@ class NavigationSimulation:
         self._steps_to_skip = np.zeros(num_envs, dtype=np.int64)
 
         self._batch = Batch(build_model(task), num_envs, num_threads)
-        self._time: FloatArray = self._batch.bind("time")
-        self._qpos: FloatArray = self._batch.bind("qpos")
-        self._qvel: FloatArray = self._batch.bind("qvel")
-        self._ctrl: FloatArray = self._batch.bind("ctrl")
+        self._physics: dict[str, FloatArray] = {name: self._batch.bind(name) for name in _PHYSICS}
+        self._qpos, self._qvel = self._physics["qpos"], self._physics["qvel"]
+        self._mocap_pos = self._physics["mocap_pos"]  # (N, mocaps, 3)
         self._sensors: FloatArray = self._batch.bind("sensordata")
-        self._mocap_pos: FloatArray = self._batch.bind("mocap_pos")  # (N, mocaps, 3)
-        self._mocap_quat: FloatArray = self._batch.bind("mocap_quat")
 
         # Rows of `positions` by kind; row 0 is the agent.
         kinds = [group.kind for group in task.objects for _ in range(group.num)]
@@ -73,15 +79,24 @@ class NavigationSimulation:
         self._lidar_of = np.repeat(
             np.arange(len(task.objects)), [group.num for group in task.objects]
         )
-        free = np.concatenate([self._rows[kind] for kind in (Kind.VASE, Kind.GREMLIN)])
-        self._free_rows = np.sort(free)
-        self._free_qpos = 3 + 7 * np.arange(len(free))  # qpos address of each free body
-        self._free_height = np.array([HEIGHTS[kinds[row - 1]] for row in self._free_rows])
-        touching = (Kind.BUTTON, Kind.GREMLIN)
-        self._contact_of = {
-            kind: NUM_SENSORS + np.flatnonzero([k is kind for k in kinds if k in touching])
-            for kind in touching
+        self._free_rows = 1 + np.flatnonzero([k in FREE for k in kinds])
+        self._fixed_rows = 1 + np.flatnonzero([k in FIXED for k in kinds])
+        self._heights = np.array([AGENT_HEIGHT] + [HEIGHTS.get(kind, 0.0) for kind in kinds])
+        # Columns of qpos and qvel where each free body's numbers begin.
+        self._free_qpos = 3 + 7 * np.arange(len(self._free_rows))
+        free_qvel = 3 + 6 * np.arange(len(self._free_rows))
+        is_vase = np.isin(self._free_rows, self._rows[Kind.VASE])
+        self._vase_qvel = free_qvel[is_vase, None] + np.arange(3)
+        self._contacts_of = {
+            kind: NUM_SENSORS + np.flatnonzero([k is kind for k in kinds if k in task.felt])
+            for kind in task.felt
         }
+        self._touch_costs = np.concatenate(
+            [
+                np.empty(0, dtype=np.intp),
+                *(self._contacts_of[k] for k in task.felt if k is not Kind.BUTTON),
+            ]
+        )
         sizes = {group.kind: group.size for group in task.objects}
         self._goal_row = int(self._rows[Kind.GOAL][0])
         self._goal_size = sizes[Kind.GOAL]
@@ -90,9 +105,9 @@ class NavigationSimulation:
 
         self._positions = np.zeros((num_envs, 1 + len(kinds), 2))
         self._gremlin_spawn = np.zeros((num_envs, len(self._rows[Kind.GREMLIN]), 2))
-        self._goal_distance = np.zeros(num_envs)
-        self._goal_button = np.zeros(num_envs, dtype=np.intp)
+        self._goal_button = np.zeros(num_envs, dtype=np.int64)
         self._button_timer = np.zeros(num_envs, dtype=np.int64)
+        self._distances = np.zeros((num_envs, 1 + task.has(Kind.BOX)))  # those being rewarded
 
     def seed(self, seeds: Sequence[int | None]) -> None:
         """Start the random stream of each copy anew; None leaves a copy's stream as it is."""
@@ -104,35 +119,30 @@ class NavigationSimulation:
     def reset(self, ids: IndexArray) -> None:
         """Put the copies `ids` (sorted) into fresh layouts, at rest."""
         self._batch.reset(ids, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
-        buttons, gremlins = self._rows[Kind.BUTTON], self._rows[Kind.GREMLIN]
+        drawn = [self._synced_stream(i).draw_layout() for i in ids]
+        positions = np.array([layout for layout, _ in drawn])  # (n, 1 + K, 2)
+        headings = np.array([angles for _, angles in drawn])  # (n, 1 + K)
+        self._positions[ids] = positions
+        gremlins = self._rows[Kind.GREMLIN]
+        self._gremlin_spawn[ids] = positions[:, gremlins]
+        heights = np.broadcast_to(self._heights[:, None], (*positions.shape[:2], 1))
+        poses = np.concatenate([positions, heights, np.zeros((*positions.shape[:2], 4))], axis=2)
+        poses[:, :, 3], poses[:, :, 6] = np.cos(headings / 2), np.sin(headings / 2)
+        self._qpos[ids, :2], self._qpos[ids, 2] = positions[:, 0], headings[:, 0]
+        self._qpos[ids, 3:] = poses[:, self._free_rows].reshape(len(ids), -1)
+        # Welds start satisfied; the first step moves the targets away.
+        mocaps = np.concatenate([self._fixed_rows, gremlins])
+        self._mocap_pos[ids] = poses[:, mocaps, :3]
+        self._physics["mocap_quat"][ids] = poses[:, mocaps, 3:]
         for i in ids:
-            stream = self._synced_stream(i)
-            positions, headings = stream.draw_layout()
-            self._positions[i] = positions
-            self._gremlin_spawn[i] = positions[gremlins]
-            self._qpos[i, :3] = *positions[0], headings[0]
-            quaternions = np.zeros((len(headings), 4))
-            quaternions[:, 0], quaternions[:, 3] = np.cos(headings / 2), np.sin(headings / 2)
-            for row, start, height in zip(
-                self._free_rows, self._free_qpos, self._free_height, strict=True
-            ):
-                self._qpos[i, start : start + 7] = *positions[row], height, *quaternions[row]
-            if len(buttons):
-                self._mocap_pos[i, : len(buttons), :2] = positions[buttons]
-                self._mocap_pos[i, : len(buttons), 2] = HEIGHTS[Kind.BUTTON]
-                self._mocap_quat[i, : len(buttons)] = quaternions[buttons]
-            # Welds start satisfied; the first step moves the targets away.
-            self._mocap_pos[i, len(buttons) :, :2] = positions[gremlins]
-            self._mocap_pos[i, len(buttons) :, 2] = HEIGHTS[Kind.GREMLIN]
-            self._mocap_quat[i, len(buttons) :] = quaternions[gremlins]
-            if not self._draw_goal(i, stream):
+            if not self._draw_goal(i, self._streams[i]):
                 raise RuntimeError(
                     "a layout must leave room for its goal, but none was found on reset; "
                     "give the task a larger extent or smaller keepouts"
                 )
         self._button_timer[ids] = 0
         self._batch.forward(ids)
-        self._goal_distance[ids] = self._distances_to_goal(ids)
+        self._distances[ids] = self._measure(ids)
 
     def step(self, ids: IndexArray, actions: FloatArray) -> StepResult:
         """Advance the copies `ids` (sorted) by 0.02 s.
@@ -140,33 +150,23 @@ class NavigationSimulation:
         Args:
             ids: Which copies, (n,).
             actions: Their thrust and turn, clipped to [-1, 1], (n, 2).
-
-        Raises:
-            RuntimeError: If a copy diverged; the message names it.
         """
-        self._ctrl[ids] = actions
-        self._advance(ids)
+        before = self._batch.state[ids]  # a copy
+        self._physics["ctrl"][ids] = actions
+        diverged = self._advance(ids)
         self._steps_to_skip[ids] += 1
-        moving = self._positions
-        moving[ids, 0] = self._qpos[ids, :2]
-        for row, start in zip(self._free_rows, self._free_qpos, strict=True):
-            moving[ids, row] = self._qpos[ids, start : start + 2]
-
-        distance = self._distances_to_goal(ids)
-        reached = self._reached(ids, distance)
-        progress = self._goal_distance[ids] - distance
-        reward = np.clip(progress + reached, -_REWARD_LIMIT, _REWARD_LIMIT)
-        self._goal_distance[ids] = distance
-        cost = self._costs(ids)
-        self._button_timer[ids] = np.maximum(0, self._button_timer[ids] - 1)
-        terminated = np.zeros(len(ids), dtype=np.bool_)
-        for k in np.flatnonzero(reached):
-            i = ids[k]
-            terminated[k] = not self._draw_goal(i, self._synced_stream(i))
-            self._button_timer[i] = _BUTTON_DELAY
-        renewed = ids[reached]
-        self._goal_distance[renewed] = self._distances_to_goal(renewed)
-        return StepResult(reward, cost, terminated)
+        if not diverged.any():
+            return StepResult(*self._judge(ids), diverged)
+        broken = ids[diverged]
+        self._batch.state[broken] = before[diverged]
+        self._batch.warning[broken] = 0
+        self._batch.forward(broken)
+        result = StepResult(
+            np.zeros(len(ids)), np.zeros(len(ids)), np.zeros(len(ids), dtype=np.bool_), diverged
+        )
+        for whole, part in zip(result, self._judge(ids[~diverged]), strict=False):
+            whole[~diverged] = part
+        return result
 
     def observe(self, ids: IndexArray) -> FloatArray:
         """Observations of the copies `ids`, (n, obs_dim)."""
@@ -183,78 +183,180 @@ class NavigationSimulation:
                 lidars[hidden, NUM_BINS * k : NUM_BINS * (k + 1)] = 0
         return np.concatenate([self._sensors[ids, :NUM_SENSORS], lidars], axis=1)
 
-    def _advance(self, ids: IndexArray) -> None:
+    def get_state(self, ids: IndexArray) -> State:
+        """All that the future of the copies `ids` depends on, actions aside; arrays (n, ...)."""
+        streams = [self._synced_stream(i).get_state() for i in ids]
+        return {
+            **{name: array[ids] for name, array in self._physics.items()},
+            "positions": self._positions[ids],
+            "gremlin_spawn": self._gremlin_spawn[ids],
+            "goal_button": self._goal_button[ids],
+            "button_timer": self._button_timer[ids],
+            "stream_words": np.array([words for words, _ in streams], np.uint32).reshape(-1, 624),
+            "stream_position": np.array([position for _, position in streams], np.int64),
+        }
+
+    @property
+    def state_bounds(self) -> dict[str, tuple[int, int]]:
+        """Smallest and largest value of those numbers in a state that are no quantities."""
+        last_button = max(0, len(self._rows[Kind.BUTTON]) - 1)
+        return {
+            "goal_button": (0, last_button),
+            "button_timer": (0, _BUTTON_DELAY),
+            "stream_position": (0, 624),
+        }
+
+    def set_state(self, state: State, ids: IndexArray) -> None:
+        """Put the copies `ids` into a state that `get_state` gave.
+
+        Where moving objects are is taken from qpos, and how far the goal is from positions.
+
+        Raises:
+            ValueError: If the physics cannot go on from there; all copies are left as they were.
+        """
+        kept = self.get_state(ids)
+        if self._write(state, ids).all():
+            return
+        self._write(kept, ids)
+        raise ValueError(
+            "a state must be one that the physics can go on from, but its accelerations are not "
+            "finite; look for huge positions or velocities in it"
+        )
+
+    def _write(self, state: State, ids: IndexArray) -> BoolArray:
+        """Take over a state; return which copies have a sound one, (n,)."""
+        for name, array in self._physics.items():
+            array[ids] = state[name]
+        self._positions[ids] = state["positions"]
+        self._gremlin_spawn[ids] = state["gremlin_spawn"]
+        self._goal_button[ids] = state["goal_button"]
+        self._button_timer[ids] = state["button_timer"]
+        words, places = state["stream_words"], state["stream_position"]
+        for i, row, position in zip(ids, words, places, strict=True):
+            self._streams[i].set_state(row, int(position))
+        self._steps_to_skip[ids] = 0
+        self._batch.warning[ids] = 0
+        failed = self._failures(ids, lambda: self._batch.forward(np.sort(ids)))
+        self._follow(ids)
+        self._distances[ids] = self._measure(ids)
+        return ~(failed | self._broken(ids))
+
+    def _advance(self, ids: IndexArray) -> BoolArray:
+        """Run the physics of one step; return which copies diverged, (n,)."""
+        if not len(self._rows[Kind.GREMLIN]):
+            stage = mujoco.mjtStage.mjSTAGE_ACC.value
+            failed = self._failures(ids, lambda: self._batch.step(ids, SUBSTEPS, stage))
+            return failed | self._broken(ids)
+        targets, spec = self._mocap_targets(ids), mujoco.mjtState.mjSTATE_MOCAP_POS.value
+        failed = self._failures(
+            ids, lambda: self._batch.rollout(SUBSTEPS, targets, spec, record=(), ids=ids)
+        )
+        return failed | self._failures(ids, lambda: self._batch.forward(ids)) | self._broken(ids)
+
+    @staticmethod
+    def _failures(ids: IndexArray, call: Callable[[], object]) -> BoolArray:
+        """Make a call of the batch; return in which copies it raised, (n,)."""
         try:
-            if len(self._rows[Kind.GREMLIN]):
-                self._batch.rollout(
-                    SUBSTEPS,
-                    self._mocap_targets(ids),
-                    mujoco.mjtState.mjSTATE_MOCAP_POS.value,
-                    record=(),
-                    ids=ids,
-                )
-                self._batch.forward(ids)
-            else:
-                self._batch.step(ids, SUBSTEPS, mujoco.mjtStage.mjSTAGE_ACC.value)
+            call()
         except SimulationError as error:
-            raise RuntimeError(_divergence(error.ids)) from error
+            return np.isin(ids, error.ids)
+        return np.zeros(len(ids), dtype=np.bool_)
+
+    def _broken(self, ids: IndexArray) -> BoolArray:
         # Warnings come one physics step late, so the last one's state is looked at as well.
-        warned = self._batch.warning[ids, :, 1].any(axis=1)
-        diverged = warned | ~np.isfinite(self._qvel[ids].sum(axis=1))
-        if diverged.any():
-            raise RuntimeError(_divergence(ids[diverged]))
+        total = self._qvel[ids].sum(axis=1) + self._sensors[ids].sum(axis=1)
+        broken: BoolArray = self._batch.warning[ids, :, 1].any(axis=1) | ~np.isfinite(total)
+        return broken
+
+    def _judge(self, ids: IndexArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """Reward, cost and termination of the step that led here; a reached goal is renewed."""
+        self._follow(ids)
+        distances = self._measure(ids)  # (n, distances)
+        reached = self._reached(ids, distances)
+        progress = (self._distances[ids] - distances).sum(axis=1)
+        reward = np.clip(progress + reached, -_REWARD_LIMIT, _REWARD_LIMIT)
+        self._distances[ids] = distances
+        cost = self._costs(ids)
+        self._button_timer[ids] = np.maximum(0, self._button_timer[ids] - 1)
+        terminated = np.zeros(len(ids), dtype=np.bool_)
+        if reached.any():
+            renewed = ids[reached]
+            terminated[reached] = [
+                not self._draw_goal(i, self._synced_stream(i)) for i in renewed.tolist()
+            ]
+            self._button_timer[renewed] = _BUTTON_DELAY
+            self._distances[renewed] = self._measure(renewed)
+        return reward, cost, terminated
+
+    def _follow(self, ids: IndexArray) -> None:
+        """Note where the moving things are."""
+        self._positions[ids, 0] = self._qpos[ids, :2]
+        for row, start in zip(self._free_rows, self._free_qpos, strict=True):
+            self._positions[ids, row] = self._qpos[ids, start : start + 2]
 
     def _mocap_targets(self, ids: IndexArray) -> FloatArray:
         """Where the mocap bodies are in each physics step, (n, SUBSTEPS, 3 * mocaps)."""
         # Summed one by one, as the engine does it, so that phases agree to the last bit.
         times = np.full((len(ids), SUBSTEPS), TIMESTEP)
-        times[:, 0] = self._time[ids]
+        times[:, 0] = self._physics["time"][ids]
         phase = np.add.accumulate(times, axis=1)
         circle = self._travel * np.stack([np.sin(phase), np.cos(phase)], axis=-1)
         targets = np.repeat(self._mocap_pos[ids][:, None], SUBSTEPS, axis=1)
-        first = len(self._rows[Kind.BUTTON])
+        first = len(self._fixed_rows)
         targets[:, :, first:, :2] = self._gremlin_spawn[ids][:, None] + circle[:, :, None]
         targets[:, :, first:, 2] = GREMLIN_TARGET_HEIGHT
         return targets.reshape(len(ids), SUBSTEPS, -1)
 
-    def _distances_to_goal(self, ids: IndexArray) -> FloatArray:
-        offset = self._positions[ids, self._goal_row] - self._positions[ids, 0]
-        distances: FloatArray = np.sqrt((offset * offset).sum(axis=1))
-        return distances
+    def _measure(self, ids: IndexArray) -> FloatArray:
+        """The distances whose decrease is rewarded, (n, 1 or 2).
 
-    def _reached(self, ids: IndexArray, distance: FloatArray) -> BoolArray:
-        if not self.task.press_goal:
-            return distance <= self._goal_size
-        contact = self._contact_of[Kind.BUTTON][self._goal_button[ids]]
+        From the agent to the goal on the floor; or, with a box, from the agent to the box and from
+        the box to the goal, both in space.
+        """
+        agent, goal = self._positions[ids, 0], self._positions[ids, self._goal_row]
+        if not self.task.has(Kind.BOX):
+            return _lengths(goal - agent)[:, None]
+        box = self._qpos[ids, self._free_qpos[-1] : self._free_qpos[-1] + 3]
+        return np.stack(
+            [
+                _lengths(box - np.insert(agent, 2, AGENT_HEIGHT, axis=1)),
+                _lengths(box - np.insert(goal, 2, GOAL_HEIGHT, axis=1)),
+            ],
+            axis=1,
+        )
+
+    def _reached(self, ids: IndexArray, distances: FloatArray) -> BoolArray:
+        if not self.task.has(Kind.BUTTON):
+            return distances[:, -1] <= self._goal_size
+        contact = self._contacts_of[Kind.BUTTON][self._goal_button[ids]]
         return self._sensors[ids, contact] > 0
 
     def _costs(self, ids: IndexArray) -> FloatArray:
         unsafe = np.zeros(len(ids), dtype=np.bool_)
-        if Kind.HAZARD in self.task.constrained:
+        constrained = self.task.constrained
+        if Kind.HAZARD in constrained:
             hazards = self._positions[ids[:, None], self._rows[Kind.HAZARD]]  # (n, hazards, 2)
-            offsets = hazards - self._positions[ids, :1]
-            distances = np.sqrt((offsets * offsets).sum(axis=2))
+            distances = _lengths(hazards - self._positions[ids, :1])
             unsafe |= (distances < self._hazard_size).any(axis=1)
-        if Kind.GREMLIN in self.task.constrained:
-            touched = self._sensors[ids[:, None], self._contact_of[Kind.GREMLIN]] > 0
-            unsafe |= touched.any(axis=1)
-        if Kind.BUTTON in self.task.constrained:
-            touched = self._sensors[ids[:, None], self._contact_of[Kind.BUTTON]] > 0
+        if len(self._touch_costs):
+            unsafe |= (self._sensors[ids[:, None], self._touch_costs] > 0).any(axis=1)
+        if Kind.VASE in constrained:
+            speeds = _lengths(self._qvel[ids[:, None, None], self._vase_qvel])  # (n, vases)
+            unsafe |= (speeds >= _RESTING_SPEED).any(axis=1)
+        if Kind.BUTTON in constrained:
+            touched = self._sensors[ids[:, None], self._contacts_of[Kind.BUTTON]] > 0
             touched[np.arange(len(ids)), self._goal_button[ids]] = False
             unsafe |= touched.any(axis=1) & (self._button_timer[ids] == 0)
         return unsafe.astype(np.float64)
 
     def _draw_goal(self, i: int, stream: LayoutStream) -> bool:
         """Give copy `i` a new goal; false if there is no room for one."""
-        if self.task.press_goal:
+        if self.task.has(Kind.BUTTON):
             self._goal_button[i] = stream.draw_index(len(self._rows[Kind.BUTTON]))
             button = self._rows[Kind.BUTTON][self._goal_button[i]]
             self._positions[i, self._goal_row] = self._positions[i, button]
             return True
-        occupied = self._positions[i].copy()
-        # Upstream keeps clear of where gremlins started, not of where they are.
-        occupied[self._rows[Kind.GREMLIN]] = self._gremlin_spawn[i]
-        place = stream.draw_goal(occupied)
+        place = stream.draw_goal(self._positions[i])
         if place is None:
             return False
         self._positions[i, self._goal_row] = place
@@ -267,8 +369,7 @@ class NavigationSimulation:
         return stream
 
 
-def _divergence(ids: NDArray[np.integer]) -> str:
-    return (
-        f"the simulation must stay finite, but it diverged in envs {ids.tolist()}; "
-        "reset all of them, and look at the actions that led there"
-    )
+def _lengths(vectors: FloatArray) -> FloatArray:
+    """Euclidean length along the last axis."""
+    lengths: FloatArray = np.sqrt((vectors * vectors).sum(axis=-1))
+    return lengths

@@ -8,7 +8,7 @@ the single env seeded with s + i. Knows nothing of learners, preferences or rend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -18,14 +18,18 @@ from gymnasium.spaces import Box
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pbcrl_envs.checks import (
+    State,
     checked_actions,
     checked_autoreset_mode,
+    checked_ids,
+    checked_state,
     refuse_options,
     refuse_rendering,
     seed_per_env,
+    task_number,
 )
 
 Floats = NDArray[np.float64]
@@ -44,6 +48,7 @@ GOAL_RADIUS = 0.1
 
 _NAME = "PointHazards"
 _AXES = "(x, y)"
+_BOUNDS = {"position": (-1, 1), "goal": (-1, 1), "elapsed": (0, np.inf)}
 _OBS_SPACE = Box(np.array([-1, -1, -2, -2], np.float32), np.array([1, 1, 2, 2], np.float32))
 _ACTION_SPACE = Box(-1.0, 1.0, (2,), np.float32)
 
@@ -80,6 +85,7 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
         self.action_space = _ACTION_SPACE
         self._position: Floats | None = None  # (1, 2), a batch of one
         self._goal = np.zeros((1, 2))
+        self._elapsed = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -93,6 +99,7 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
         super().reset(seed=seed)
         self._position = _draw_free_point(self.np_random)[None]
         self._goal = _draw_free_point(self.np_random)[None]
+        self._elapsed = 0
         return _observe(self._position, self._goal)[0], {}
 
     def step(self, action: NDArray[np.float32]) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
@@ -109,13 +116,44 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
             ValueError: If the action has another shape, or holds NaN or an infinity.
         """
         if self._position is None:
-            raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
+            raise ResetNeeded(_RESET_FIRST)
         checked = checked_actions(action, shape=(2,), axes=_AXES)[None]
         self._position, reward, cost, reached = _move(self._position, self._goal, checked)
+        self._elapsed += 1
         if reached[0]:
             self._goal = _draw_free_point(self.np_random)[None]
         obs = _observe(self._position, self._goal)[0]
         return obs, float(reward[0]), False, False, {"cost": float(cost[0])}
+
+    def get_state(self) -> State:
+        """Return all that the future depends on: one row of `PointHazardsVectorEnv.get_state`.
+
+        The steps that a `TimeLimit` around the env counts are its own.
+
+        Raises:
+            ResetNeeded: If the env was never reset.
+        """
+        if self._position is None:
+            raise ResetNeeded(_RESET_FIRST)
+        state = _state(
+            self._position, self._goal, [self.np_random], np.array([self._elapsed]), np.zeros(1)
+        )
+        return {key: np.asarray(array[0]) for key, array in state.items()}
+
+    def set_state(self, state: Mapping[str, ArrayLike]) -> None:
+        """Go on, bit by bit, from a state that `get_state` gave here or as a row of a batch.
+
+        Raises:
+            ValueError: If the state is of another task, or its keys, shapes or numbers are wrong;
+                the env is left as it was.
+        """
+        none = np.zeros(1)
+        like = _state(np.zeros((1, 2)), np.zeros((1, 2)), [_new_stream()], none, none)
+        like = {key: np.asarray(array[0]) for key, array in like.items()}
+        checked = checked_state(state, like=like, bounds=_BOUNDS, env=_NAME)
+        self._position, self._goal = checked["position"][None], checked["goal"][None]
+        self._elapsed = int(checked["elapsed"])
+        self.np_random = _stream(checked["stream"])
 
 
 class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
@@ -162,12 +200,11 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         self.single_action_space = _ACTION_SPACE
         self.observation_space = batch_space(_OBS_SPACE, num_envs)
         self.action_space = batch_space(_ACTION_SPACE, num_envs)
-        self._rngs: list[np.random.Generator | None] = [None] * num_envs
+        self._rngs: list[np.random.Generator | None] = [None] * num_envs  # None: never reset
         self._position = np.zeros((num_envs, 2))
         self._goal = np.zeros((num_envs, 2))
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
         self._done = np.zeros(num_envs, dtype=np.bool_)  # ended on the last step, not yet reset
-        self._was_reset = False
 
     def reset(
         self,
@@ -194,7 +231,6 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
                 self._rngs[i], _ = seeding.np_random(env_seed)
             self._start_episode(i)
         self._done[:] = False
-        self._was_reset = True
         return _observe(self._position, self._goal), {}
 
     def step(
@@ -212,8 +248,8 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
             ResetNeeded: If the envs were never reset.
             ValueError: If the actions have another shape, or hold NaN or an infinity.
         """
-        if not self._was_reset:
-            raise ResetNeeded("an episode starts with a reset, but there was none; call reset()")
+        if None in self._rngs:
+            raise ResetNeeded(_RESET_FIRST)
         checked = checked_actions(actions, shape=(self.num_envs, 2), axes=_AXES)
         resetting = self._done.copy()  # (N,); always false in SAME_STEP
         moved, reward, cost, reached = _move(self._position, self._goal, checked)
@@ -237,6 +273,54 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
             obs = _observe(self._position, self._goal)
         return obs, reward, np.zeros_like(truncated), truncated, infos
 
+    def get_state(self, ids: ArrayLike | None = None) -> State:
+        """Return all that the future of some copies depends on, actions aside.
+
+        Whatever takes it over by `set_state` goes on bit by bit as this env would: any copy of such
+        an env, whatever its number of copies, in this process or another.
+
+        Args:
+            ids: Which copies, n different indices in any order; None takes all.
+
+        Returns:
+            Arrays of numbers by name, one row per copy, (n, ...).
+
+        Raises:
+            ValueError: If `ids` are not different indices of copies.
+            ResetNeeded: If one of the copies was never reset.
+        """
+        chosen = checked_ids(ids, num_envs=self.num_envs)
+        rngs = [rng for i in chosen if (rng := self._rngs[i]) is not None]
+        if len(rngs) < len(chosen):
+            raise ResetNeeded(_RESET_FIRST)
+        return _state(
+            self._position[chosen],
+            self._goal[chosen],
+            rngs,
+            self._elapsed[chosen],
+            self._done[chosen],
+        )
+
+    def set_state(self, state: Mapping[str, ArrayLike], ids: ArrayLike | None = None) -> None:
+        """Put some copies into a state that `get_state` gave; they are then ready to step.
+
+        Args:
+            state: Arrays by name, (n, ...).
+            ids: Which copies take its rows, in that order; None means all.
+
+        Raises:
+            ValueError: If the state is of another task, or its keys, shapes or numbers are wrong,
+                or `ids` are not different indices; all copies are left as they were.
+        """
+        chosen = checked_ids(ids, num_envs=self.num_envs)
+        points, numbers = np.zeros((len(chosen), 2)), np.zeros(len(chosen))
+        like = _state(points, points, [_new_stream()] * len(chosen), numbers, numbers)
+        checked = checked_state(state, like=like, bounds=_BOUNDS, env=_NAME)
+        self._position[chosen], self._goal[chosen] = checked["position"], checked["goal"]
+        self._elapsed[chosen], self._done[chosen] = checked["elapsed"], checked["finished"]
+        for i, words in zip(chosen.tolist(), checked["stream"], strict=True):
+            self._rngs[i] = _stream(words)
+
     def _start_episode(self, i: int) -> None:
         rng = self._rng(i)
         self._position[i] = _draw_free_point(rng)
@@ -247,6 +331,9 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         rng = self._rngs[i]
         assert rng is not None  # reset() has filled the list
         return rng
+
+
+_RESET_FIRST = "an episode starts with a reset, but there was none; call reset()"
 
 
 def _move(
@@ -285,3 +372,43 @@ def _draw_free_point(rng: np.random.Generator) -> Floats:
         point = rng.uniform(-1.0, 1.0, size=2)
         if (_distance(point, HAZARDS) >= HAZARD_RADIUS + SPAWN_MARGIN).all():
             return point
+
+
+def _state(
+    position: Floats,
+    goal: Floats,
+    rngs: Sequence[np.random.Generator],
+    elapsed: NDArray[Any],
+    finished: NDArray[Any],
+) -> State:
+    """The state of n points as new arrays, (n, ...); position and goal (n, 2), the rest (n,)."""
+    return {
+        "task": np.full(len(position), task_number(_NAME)),
+        "elapsed": elapsed.astype(np.int64),
+        "finished": finished.astype(np.bool_),
+        "position": position.copy(),
+        "goal": goal.copy(),
+        "stream": np.array([_words(rng) for rng in rngs], dtype=np.uint64).reshape(-1, 4),
+    }
+
+
+def _new_stream() -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(0))
+
+
+def _words(rng: np.random.Generator) -> list[int]:
+    """State and increment of a PCG64 stream as 64-bit words, the high one first.
+
+    Its spare half word is left out: points are drawn from whole ones.
+    """
+    inner = rng.bit_generator.state["state"]
+    return [w for n in (inner["state"], inner["inc"]) for w in (n >> 64, n & (2**64 - 1))]
+
+
+def _stream(words: NDArray[np.uint64]) -> np.random.Generator:
+    """The stream that `_words` describes."""
+    rng = _new_stream()
+    state, low_state, increment, low_increment = map(int, words)
+    numbers = {"state": state << 64 | low_state, "inc": increment << 64 | low_increment}
+    rng.bit_generator.state = {**rng.bit_generator.state, "state": numbers}
+    return rng

@@ -51,7 +51,7 @@ class PlainSimulation:
         return self.model.body_mocapid[self.model.body(name).id]
 
     def new_goal(self):
-        if self.task.press_goal:
+        if self.task.has(Kind.BUTTON):
             self.button = f"button{self.stream.draw_index(4)}"
             self.at["goal0"] = self.at[self.button]
         else:
@@ -85,11 +85,13 @@ class PlainSimulation:
         near = {n for n, xy in self.at.items() if np.linalg.norm(xy - self.at["agent"]) < 0.2}
         events = {n[:-1] for n in near if n.startswith("hazard")}
         events |= {n[:-1] for n in touched if n.startswith("gremlin")}
-        if self.task.press_goal and self.timer == 0:
+        if self.task.has(Kind.BUTTON) and self.timer == 0:
             events |= {n[:-1] for n in touched if n.startswith("button") and n != self.button}
         cost = float(bool(events))
 
-        reached = self.button in touched if self.task.press_goal else self.goal_distance() <= 0.3
+        reached = (
+            self.button in touched if self.task.has(Kind.BUTTON) else self.goal_distance() <= 0.3
+        )
         reward = self.last - self.goal_distance() + reached
         self.timer = max(0, self.timer - 1)
         if reached:
@@ -306,20 +308,6 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
     _, rewards, terminated, _, _ = envs.step(np.zeros((2, 2)))
     assert rewards[1] == 0
     assert not terminated.any()
-
-
-def test_a_diverged_simulation_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # MuJoCo writes its warnings to a log file in the working folder
-    envs = SafetyPointVectorEnv(3, num_threads=1)
-    envs.reset(seed=0)
-    envs._simulation._qvel[1, 0] = np.nan
-    with pytest.raises(RuntimeError, match=r"diverged in envs \[1\]; reset all of them"):
-        envs.step(np.zeros((3, 2)))
-    with pytest.raises(RuntimeError, match="after an error; call reset"):
-        envs.step(np.zeros((3, 2)))
-    obs, _ = envs.reset(seed=0)
-    assert np.isfinite(obs).all()
-    assert np.isfinite(envs.step(np.zeros((3, 2)))[0]).all()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pbcrl_envs import TASKS, cost_limit
     ("env_id", "limit", "horizon"),
     [
         ("SafetyPointGoal1-v0", 20, 1000),
+        ("SafetyPointPush1-v0", 35, 1000),
         ("SafetyPointButton1-v0", 40, 1000),
         ("PointHazards-v0", 5, 100),
     ],
@@ -38,10 +39,15 @@ def test_every_task_is_registered_alone_and_batched_with_its_horizon(task):
     assert spec.max_episode_steps == task.horizon
 
 
-def test_goal_and_button_are_layouts_of_one_env():
-    goal, button = gymnasium.spec("SafetyPointGoal1-v0"), gymnasium.spec("SafetyPointButton1-v0")
-    assert goal.entry_point == button.entry_point
-    assert (goal.kwargs, button.kwargs) == ({"task": "Goal1"}, {"task": "Button1"})
+@pytest.mark.parametrize("level", range(3))
+@pytest.mark.parametrize("goal", ["Goal", "Push", "Button"])
+def test_all_levels_of_navigation_are_registered_and_only_level_1_has_a_limit(goal, level):
+    env_id = f"SafetyPoint{goal}{level}-v0"
+    spec = gymnasium.spec(env_id)
+    assert spec.entry_point == "pbcrl_envs.robotics:SafetyPointEnv"
+    assert spec.vector_entry_point == "pbcrl_envs.robotics:SafetyPointVectorEnv"
+    assert (spec.kwargs, spec.max_episode_steps) == ({"task": f"{goal}{level}"}, 1000)
+    assert (cost_limit(env_id) is not None) == (level == 1)
 
 
 def test_registering_twice_neither_warns_nor_changes_the_registry():

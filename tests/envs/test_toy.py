@@ -313,3 +313,93 @@ def test_unknown_reset_options_are_refused(env):
 def test_too_few_seeds_are_refused():
     with pytest.raises(ValueError, match="got 2 seeds for 3 envs"):
         PointHazardsVectorEnv(3).reset(seed=[1, 2])
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("steps", [3, 5, 14])
+def test_going_on_from_a_state_is_not_having_stopped_bit_by_bit(mode, steps):
+    """Also where episodes have just ended, and over resets and new goals; in a fresh object."""
+
+    def told(envs, actions):
+        answers = [envs.step(action) for action in actions]
+        return [x for *arrays, infos in answers for x in (*arrays, *infos.values())]
+
+    envs, fresh = (
+        PointHazardsVectorEnv(50, max_episode_steps=5, autoreset_mode=mode) for _ in range(2)
+    )
+    envs.reset(seed=0)
+    actions = np.random.default_rng(0).uniform(-1, 1, (steps + 20, 50, 2))
+    told(envs, actions[:steps])
+    state = envs.get_state()
+    expected = told(envs, actions[steps:])
+    fresh.set_state(state)
+    for array, other in zip(told(fresh, actions[steps:]), expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+    assert max(array.max() for array in expected) > 1  # goals were reached
+
+
+def test_a_row_of_a_batchs_state_goes_on_in_a_single_env_and_elsewhere_in_a_batch():
+    envs, other, env = PointHazardsVectorEnv(4), PointHazardsVectorEnv(2), PointHazardsEnv()
+    envs.reset(seed=1)
+    state = envs.get_state([3, 2])
+    env.set_state({key: array[0] for key, array in state.items()})
+    other.set_state(state)
+    for action in np.random.default_rng(0).uniform(-1, 1, (200, 2)):
+        expected, rewards, *_ = envs.step(np.tile(action, (4, 1)))
+        obs, reward, *_ = env.step(action)
+        batch_obs, *_ = other.step(np.tile(action, (2, 1)))
+        if envs.get_state()["elapsed"][0] == 100:
+            break
+        np.testing.assert_array_equal(obs, expected[3])
+        np.testing.assert_array_equal(batch_obs, expected[[3, 2]])
+        assert reward == rewards[3]
+    row = {key: array[0] for key, array in other.get_state([0]).items()}
+    for key, array in env.get_state().items():
+        assert array.dtype == row[key].dtype
+        if key != "finished":  # a single env knows no time limit
+            np.testing.assert_array_equal(array, row[key])
+    env.reset()
+    other.set_state({key: array[None] for key, array in env.get_state().items()}, [1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("task", 1, "must be one of PointHazards, but it is of another task; pass what get_state"),
+        ("goal", np.nan, "'goal' of a state of PointHazards must hold finite numbers"),
+        ("position", 1.5, r"'position' .* must be in \[-1, 1\], got"),
+        ("elapsed", -1, r"'elapsed' .* must be in \[0, inf\], got"),
+        ("stream", 0.5, "'stream' .* must fit into uint64, got"),
+    ],
+)
+def test_a_wrong_state_is_refused_by_name_and_changes_nothing(key, value, message):
+    envs, env = PointHazardsVectorEnv(2), PointHazardsEnv()
+    envs.reset(seed=0)
+    env.reset(seed=0)
+    state = envs.get_state()
+    wrong = {**state, key: np.full_like(state[key], value, dtype=np.float64)}
+    with pytest.raises(ValueError, match=message):
+        envs.set_state(wrong)
+    with pytest.raises(ValueError, match=message):
+        env.set_state({name: array[0] for name, array in wrong.items()})
+    for name, array in envs.get_state().items():
+        np.testing.assert_array_equal(array, state[name])
+        np.testing.assert_array_equal(env.get_state()[name], state[name][0])
+
+
+def test_no_state_of_a_copy_that_was_never_reset_and_no_unknown_keys_or_copies():
+    envs = PointHazardsVectorEnv(2)
+    for env in (envs, PointHazardsEnv()):
+        with pytest.raises(ResetNeeded, match="an episode starts with a reset"):
+            env.get_state()
+    other = PointHazardsVectorEnv(2)
+    other.reset(seed=0)
+    envs.set_state(other.get_state([0]), [1])
+    with pytest.raises(ResetNeeded, match="an episode starts with a reset"):
+        envs.step(np.zeros((2, 2)))
+    with pytest.raises(ValueError, match=r"\['goal'\] are missing and \['gaol'\] unknown"):
+        envs.set_state({k.replace("goal", "gaol"): a for k, a in other.get_state().items()})
+    with pytest.raises(ValueError, match=r"'task' .* must have shape \(2,\), got \(1,\)"):
+        envs.set_state(other.get_state([0]))
+    with pytest.raises(ValueError, match=r"ids must be one row of different integers in \[0, 2\)"):
+        envs.get_state([2])
