@@ -34,6 +34,7 @@ from pbcrl import (
     TrajectoryRecorder,
     bias,
     cost_model_report,
+    diverged_envs,
     load_tensors,
     step_costs,
 )
@@ -146,11 +147,14 @@ def play(
         next_obs, reward, terminated, truncated, infos = envs.step(executed)
         done = terminated | truncated
         costs = require_cost(step_costs(infos, episodes, done), env_id)
-        finished = recorder.record(obs, executed, costs, done)
+        diverged = diverged_envs(infos, episodes)
+        finished = recorder.record(obs, executed, costs, done, diverged=diverged)
         returns += reward * running
-        for i, trajectory in zip(np.flatnonzero(done), finished, strict=True):
+        returns[diverged & running] = 0.0  # such an episode is played again
+        whole = done & ~diverged
+        for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
             trajectories[i] = trajectories[i] or trajectory
-        running &= ~done
+        running &= ~whole
         obs = next_obs
     envs.close()
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]

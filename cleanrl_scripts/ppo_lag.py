@@ -35,6 +35,7 @@ from pbcrl import (
     TrajectoryRecorder,
     TrajectoryWriter,
     bias,
+    diverged_envs,
     save_tensors,
     step_costs,
 )
@@ -225,11 +226,14 @@ def play(
         next_obs, reward, terminated, truncated, infos = envs.step(executed)
         done = terminated | truncated
         costs = require_cost(step_costs(infos, episodes, done), env_id)
-        finished = recorder.record(obs, executed, costs, done)
+        diverged = diverged_envs(infos, episodes)
+        finished = recorder.record(obs, executed, costs, done, diverged=diverged)
         returns += reward * running
-        for i, trajectory in zip(np.flatnonzero(done), finished, strict=True):
+        returns[diverged & running] = 0.0  # such an episode is played again
+        whole = done & ~diverged
+        for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
             trajectories[i] = trajectories[i] or trajectory
-        running &= ~done
+        running &= ~whole
         obs = next_obs
     envs.close()
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
@@ -299,7 +303,7 @@ def train(args: Args) -> Path:
                 final_obs: list[np.ndarray] = []
                 perturbation = torch.randn(*shape, act_dim, generator=noise)
                 std = agent.log_std.detach().exp()
-                newly_ended = len(ended)
+                newly_ended, num_diverged = len(ended), 0
                 for t in range(args.num_steps):
                     obs[t] = torch.as_tensor(next_obs, dtype=torch.float32)
                     with torch.no_grad():
@@ -308,6 +312,7 @@ def train(args: Args) -> Path:
                     executed = np.clip(actions[t].numpy(), low, high)
                     next_obs, reward, terminal, truncated, infos = envs.step(executed)
                     is_done = terminal | truncated
+                    diverged = diverged_envs(infos, args.num_envs)
                     true_cost = require_cost(step_costs(infos, args.num_envs, is_done), args.env_id)
                     check_finite("observations", next_obs, t)
                     check_finite("rewards", reward, t)
@@ -316,7 +321,7 @@ def train(args: Args) -> Path:
                     terminated[t], done[t] = torch.as_tensor(terminal), torch.as_tensor(is_done)
                     if recorder and writer:
                         for trajectory in recorder.record(
-                            obs[t].numpy(), executed, true_cost, is_done
+                            obs[t].numpy(), executed, true_cost, is_done, diverged=diverged
                         ):
                             writer.add(trajectory)
                     episode_return += reward
@@ -324,7 +329,9 @@ def train(args: Args) -> Path:
                     if is_done.any():
                         final_obs += list(infos["final_obs"][is_done])
                         check_finite("observations", np.stack(final_obs), t)
-                        ended += zip(episode_return[is_done], episode_cost[is_done], strict=True)
+                        whole = is_done & ~diverged
+                        num_diverged += int(diverged.sum())
+                        ended += zip(episode_return[whole], episode_cost[whole], strict=True)
                         episode_return[is_done] = episode_cost[is_done] = 0.0
 
                 # -- 4. Advantages -------------------------------------------------------------
@@ -409,6 +416,7 @@ def train(args: Args) -> Path:
                     "true_cost": mean_cost,
                     "multiplier": multiplier.value,
                     "episodes": len(fresh),
+                    "diverged": num_diverged,
                     "kl": kl,
                     "actor_epochs": actor_epochs,
                     "clip_fraction": clipped,

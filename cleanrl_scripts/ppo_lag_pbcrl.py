@@ -54,6 +54,7 @@ from pbcrl import (
     TrajectoryRecorder,
     bias,
     cost_model_report,
+    diverged_envs,
     draw_pairs,
     finished_trajectories,
     read_labels,
@@ -365,11 +366,14 @@ def play(
         next_obs, reward, terminated, truncated, infos = envs.step(executed)
         done = terminated | truncated
         costs = require_cost(step_costs(infos, episodes, done), env_id)
-        finished = recorder.record(obs, executed, costs, done)
+        diverged = diverged_envs(infos, episodes)
+        finished = recorder.record(obs, executed, costs, done, diverged=diverged)
         returns += reward * running
-        for i, trajectory in zip(np.flatnonzero(done), finished, strict=True):
+        returns[diverged & running] = 0.0  # such an episode is played again
+        whole = done & ~diverged
+        for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
             trajectories[i] = trajectories[i] or trajectory
-        running &= ~done
+        running &= ~whole
         obs = next_obs
     envs.close()
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
@@ -553,7 +557,7 @@ def train(args: Args) -> Path:
                 finished: list[Trajectory] = []
                 perturbation = torch.randn(*shape, act_dim, generator=noise)
                 std = agent.log_std.detach().exp()
-                newly_ended = len(ended)
+                newly_ended, num_diverged = len(ended), 0
                 for t in range(args.num_steps):
                     obs[t] = torch.as_tensor(next_obs, dtype=torch.float32)
                     with torch.no_grad():
@@ -570,7 +574,10 @@ def train(args: Args) -> Path:
                         episodes = finished_trajectories(infos)
                         finished += episodes
                         true_costs = [episode.true_cost for episode in episodes]
-                        ended += zip(episode_return[is_done], true_costs, strict=True)
+                        diverged = diverged_envs(infos, args.num_envs)
+                        num_diverged += int(diverged.sum())
+                        whole = is_done & ~diverged
+                        ended += zip(episode_return[whole], true_costs, strict=True)
                         episode_return[is_done] = 0.0
                 if args.online_queries:
                     unlabelled += finished
@@ -698,6 +705,7 @@ def train(args: Args) -> Path:
                     "queries_used": oracle.queries_used,
                     **tuning,
                     "episodes": len(fresh),
+                    "diverged": num_diverged,
                     "kl": kl,
                     "actor_epochs": actor_epochs,
                     "clip_fraction": clipped,

@@ -32,7 +32,7 @@ from pbcrl.cost_model import CostModel
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.trainer import CostModelTrainer, Evaluation
-from pbcrl.recorder import TrajectoryRecorder, finished_trajectories, step_costs
+from pbcrl.recorder import TrajectoryRecorder, diverged_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 from pbcrl.metrics import (
     accuracy,
@@ -90,6 +90,7 @@ __all__ = [
     "base_rate",
     "bias",
     "cost_model_report",
+    "diverged_envs",
     "draw_pairs",
     "finished_trajectories",
     "load_tensors",

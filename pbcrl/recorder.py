@@ -89,6 +89,26 @@ def step_costs(
     return np.where(reported, costs, np.float32(0))
 
 
+def diverged_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
+    """Return in which environments a diverged simulation cut the episode short in this step.
+
+    Such an episode is no shorter way through the task, so it is neither labelled nor compared. An
+    env tells of it by `info["diverged"] = True` on the last step, a batched one by a mask.
+
+    Args:
+        infos: The info of a single env or of a vector env, before or after our wrappers.
+        num_envs: N; 1 for a single env.
+
+    Returns:
+        Their mask, bool (N,); all false if the envs never report the like.
+    """
+    diverged = np.zeros(num_envs, np.bool_)
+    for found in (infos, infos.get("final_info", {})):
+        reported = np.asarray(found.get("diverged", False), np.bool_)
+        diverged |= reported & found.get("_diverged", True)
+    return diverged
+
+
 class TrajectoryRecorder:
     """Collects the rows of N environments that step together and hands out finished episodes.
 
@@ -123,6 +143,7 @@ class TrajectoryRecorder:
         done: BoolArray,
         *,
         valid: BoolArray | None = None,
+        diverged: BoolArray | None = None,
     ) -> list[Trajectory]:
         """Add one step of every env; its arrays are copied.
 
@@ -133,9 +154,12 @@ class TrajectoryRecorder:
             done: Episodes that ended with this step, terminated or truncated, bool (N,).
             valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
                 autoreset, which are not recorded. None if all are.
+            diverged: Which of the episodes that ended are dropped, bool (N,), as `diverged_envs`
+                tells. None if none is.
 
         Returns:
-            The episodes that ended, in the order of `np.flatnonzero(done)` over the valid rows.
+            The episodes that ended and are kept, in the order of `np.flatnonzero(done)` over the
+            valid rows.
 
         Raises:
             ValueError: If a shape is wrong.
@@ -147,7 +171,9 @@ class TrajectoryRecorder:
                 obs_dim=obs.shape[1] if obs.ndim == 2 else 1,
                 act_dim=actions.shape[1] if actions.ndim == 2 else 1,
             )
-        self._check_shapes(obs=obs, actions=actions, costs=costs, done=done, valid=valid)
+        self._check_shapes(
+            obs=obs, actions=actions, costs=costs, done=done, valid=valid, diverged=diverged
+        )
         done = done.astype(np.bool_, copy=False)  # as an integer it would index
         rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
         if len(rows) == 0:
@@ -175,6 +201,9 @@ class TrajectoryRecorder:
         self.lengths[rows] += 1
         if not done.any():
             return []
+        if diverged is not None:
+            done = done & ~diverged
+            self.lengths[diverged] = 0
         return [self._take(row) for row in rows[done[rows]].tolist()]
 
     def drop_unfinished(self) -> None:

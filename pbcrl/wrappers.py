@@ -25,10 +25,11 @@ from pbcrl.recorder import (
     BoolArray,
     TrajectoryRecorder,
     cost_array,
+    diverged_envs,
     finished_trajectories,
     step_costs,
 )
-from pbcrl.trajectory import FloatArray, Trajectory
+from pbcrl.trajectory import FloatArray
 
 
 class PreferenceCostWrapper(
@@ -40,7 +41,8 @@ class PreferenceCostWrapper(
     Each step's info holds
     `cost`: the learned cost of (s_t, a_t) under the model's present weights, per step;
     `true_cost`: the env's own `info["cost"]`, for labels and reports only; absent if it has none;
-    `trajectory`: the finished `Trajectory`, at the last step of an episode only.
+    `trajectory`: the finished `Trajectory`, at the last step of an episode only; absent if the env
+    reports `info["diverged"]`, since what a diverged simulation cut short compares with nothing.
 
     Put it outside `TimeLimit`, or it sees no episode end, and inside whatever changes observations:
     the cost model must see raw observations, not drifting statistics. `reset` in mid-episode drops
@@ -121,7 +123,10 @@ class PreferenceCostWrapper(
             _require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
         if not self._ended:
-            for trajectory in self._recorder.record(obs, executed, true_cost, np.array([done])):
+            diverged = diverged_envs(env_info, 1)
+            for trajectory in self._recorder.record(
+                obs, executed, true_cost, np.array([done]), diverged=diverged
+            ):
                 info["trajectory"] = trajectory
             self._ended = done
         self._obs = next_rows
@@ -135,7 +140,8 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     `cost`: learned cost of (s_t, a_t), float32 (N,), 0 on a reset step; `_cost`: real steps;
     `true_cost`, `_true_cost`: likewise the envs' own `info["cost"]`; absent if they report none;
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
-    absent if no episode ended. `finished_trajectories` reads them.
+    absent if no episode ended, save those that `diverged_envs` tells of. `finished_trajectories`
+    reads them.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
     with SAME_STEP the observation of a reset never joins the last action. In `infos["final_info"]`
@@ -240,37 +246,39 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         if true_cost is not None:
             _require_finite("cost", true_cost, step)
             infos |= {"true_cost": true_cost, "_true_cost": valid}
-        finished = self._recorder.record(obs, executed, true_cost, done, valid=valid)
-        if finished:
+        diverged = diverged_envs(env_infos, self.num_envs)
+        finished = self._recorder.record(
+            obs, executed, true_cost, done, valid=valid, diverged=diverged
+        )
+        ended = done & valid
+        if ended.any():
             if finished_trajectories(env_infos):
                 raise ValueError(_WRAPPED_TWICE)
-            infos |= self._ending(infos, finished, done & valid, step)
+            infos |= self._ending(infos, ended, step)
+        if finished:
+            entries = np.full(self.num_envs, None, dtype=object)
+            for row, trajectory in zip(np.flatnonzero(ended & ~diverged), finished, strict=True):
+                entries[row] = trajectory
+            infos |= {"trajectory": entries, "_trajectory": ended & ~diverged}
         self._obs = next_rows
         self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
         return next_obs, rewards, terminated, truncated, infos
 
     def _ending(
-        self,
-        infos: Mapping[str, Any],
-        finished: list[Trajectory],
-        ended: BoolArray,
-        step: NDArray[np.int64],
+        self, infos: Mapping[str, Any], ended: BoolArray, step: NDArray[np.int64]
     ) -> dict[str, Any]:
-        entries = np.full(self.num_envs, None, dtype=object)
         final_obs = np.zeros((self.num_envs, self.cost_model.obs_dim))
-        for row, trajectory in zip(np.flatnonzero(ended), finished, strict=True):
-            entries[row] = trajectory
-            if "final_obs" in infos:
+        if "final_obs" in infos:
+            for row in np.flatnonzero(ended):
                 final_obs[row] = infos["final_obs"][row]
         _require_finite("obs", final_obs, step)
-        ending: dict[str, Any] = {"trajectory": entries, "_trajectory": ended}
-        if "final_info" in infos:
-            # What reads costs there must not find the true one under the learned one's name.
-            final_info = {**infos["final_info"], "cost": infos["cost"], "_cost": ended}
-            if "true_cost" in infos:
-                final_info |= {"true_cost": infos["true_cost"], "_true_cost": ended}
-            ending["final_info"] = final_info
-        return ending
+        if "final_info" not in infos:
+            return {}
+        # What reads costs there must not find the true one under the learned one's name.
+        final_info = {**infos["final_info"], "cost": infos["cost"], "_cost": ended}
+        if "true_cost" in infos:
+            final_info |= {"true_cost": infos["true_cost"], "_true_cost": ended}
+        return {"final_info": final_info}
 
 
 _RESET_FIRST = (

@@ -16,12 +16,16 @@ class Counter(gym.Env):
 
     The offset is drawn at each reset, so that a trajectory tells from which episode it comes.
     `obs`, `reward` and `cost` replace values at single steps; a cost of None is not reported.
+    The first episode diverges at step `diverges_at`.
     """
 
     observation_space = Box(-1000, 1000, (2,), np.float32)
     action_space = Box(-1, 1, (1,), np.float32)
 
-    def __init__(self, length=3, *, obs=None, reward=None, cost=None, raises_at=None):
+    def __init__(
+        self, length=3, *, obs=None, reward=None, cost=None, raises_at=None, diverges_at=0
+    ):
+        self.diverges_at = diverges_at
         self.length, self.raises_at = length, raises_at
         self.bad_obs, self.bad_reward, self.bad_cost = obs or {}, reward or {}, cost or {}
         self.received = []
@@ -39,6 +43,9 @@ class Counter(gym.Env):
             raise RuntimeError("the simulator fell over")
         cost = self.bad_cost.get(self.t, abs(float(action[0])))
         info = {} if cost is None else {"cost": cost}
+        if self.t == self.diverges_at:
+            self.diverges_at = 0
+            return self.obs(), 0.0, False, True, info | {"diverged": True}
         return self.obs(), self.bad_reward.get(self.t, 1.0), self.t >= self.length, False, info
 
     def obs(self):

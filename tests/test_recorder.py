@@ -3,7 +3,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from pbcrl.errors import MissingCostError
-from pbcrl.recorder import TrajectoryRecorder, step_costs
+from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
 
 from .counters import ACTIONS, MODES, counters
 
@@ -120,3 +120,30 @@ def test_the_recorder_refuses_rows_that_numpy_would_spread():
         recorder.record(obs[:, :1], actions, costs, NEITHER)
     with pytest.raises(ValueError, match="num_envs must be positive, got 0"):
         TrajectoryRecorder(0)
+
+
+def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
+    recorder = TrajectoryRecorder(2)
+    recorder.record(*row(0), NEITHER)
+    (second,) = recorder.record(*row(1), BOTH, diverged=np.array([True, False]))
+    np.testing.assert_array_equal(second.costs, [0.0, 10.0])
+    first, _ = recorder.record(*row(2), BOTH)
+    np.testing.assert_array_equal(first.costs, [2.0])  # nothing is left of the dropped one
+
+
+@pytest.mark.parametrize(
+    ("infos", "expected"),
+    [
+        ({}, [False, False]),
+        ({"diverged": np.array([False, True])}, [False, True]),
+        ({"diverged": np.array([True, True]), "_diverged": np.array([False, True])}, [False, True]),
+        ({"final_info": {"diverged": np.array([True, False])}}, [True, False]),
+    ],
+)
+def test_diverged_envs_are_found_wherever_the_infos_tell_of_them(infos, expected):
+    assert diverged_envs(infos, 2).tolist() == expected
+
+
+def test_a_single_env_tells_of_divergence_by_a_flag():
+    assert diverged_envs({"diverged": True}, 1).tolist() == [True]
+    assert diverged_envs({"cost": 1.0}, 1).tolist() == [False]

@@ -10,7 +10,7 @@ from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, TimeLi
 
 from pbcrl.cost_model import CostModel
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.recorder import finished_trajectories
+from pbcrl.recorder import diverged_envs, finished_trajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 
 from .counters import ACTIONS, LENGTHS, MODES, Counter, counters
@@ -606,3 +606,42 @@ def test_costs_from_some_envs_only_are_refused(mode, silent_at):
         envs.step(zeros)
     with pytest.raises(MissingCostError, match=r"env\(s\) \[1\] of 2 reported none; set info"):
         envs.step(zeros)
+
+
+def test_an_episode_that_a_diverged_simulation_cut_short_is_not_handed_out():
+    env = PreferenceCostWrapper(Counter(3, diverges_at=2), random_model())
+    lengths = []
+    for _ in range(2):
+        env.reset(seed=0)
+        done = False
+        while not done:
+            *_, terminated, truncated, info = env.step(act(0.5))
+            done = terminated or truncated
+        lengths.append([len(t) for t in finished_trajectories(info)])
+        assert diverged_envs(info, 1).tolist() == [not lengths[-1]]
+    assert lengths == [[], [3]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vector_env_hands_out_whole_episodes_and_none_that_diverged(mode):
+    """Env 0 diverges in its second step; env 1, beside it, ends an episode in every step."""
+    envs = SyncVectorEnv(
+        [lambda: Counter(3, diverges_at=2), lambda: Counter(1)], autoreset_mode=mode
+    )
+    wrapped = PreferenceCostVectorWrapper(envs, random_model())
+    wrapped.reset(seed=0)
+    lengths, diverged = [], []
+    for _ in range(6):
+        *_, infos = wrapped.step(np.full((2, 1), 0.5, np.float32))
+        handed_out = infos.get("trajectory", [None, None])
+        lengths.append([None if t is None else len(t) for t in handed_out])
+        diverged.append(diverged_envs(infos, 2).tolist())
+        if "final_info" in infos:  # the true cost, 0.5, does not pass for the learned one
+            assert (infos["final_info"]["cost"][infos["_final_info"]] != 0.5).all()
+    assert diverged == [[t == 1, False] for t in range(6)]
+    if mode is AutoresetMode.SAME_STEP:
+        assert [own for own, _ in lengths] == [None, None, None, None, 3, None]
+        assert [other for _, other in lengths] == [1] * 6
+    else:
+        assert [own for own, _ in lengths] == [None, None, None, None, None, 3]
+        assert [other for _, other in lengths] == [1, None] * 3

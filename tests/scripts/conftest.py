@@ -76,10 +76,31 @@ class BrokenReward(gym.Wrapper):
         return obs, float("nan") if self.steps == 3 else reward, terminated, truncated, info
 
 
+class Diverging(gym.Wrapper):
+    """The toy, whose every other episode breaks off after 30 steps as if its physics had failed."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.episode = -1
+
+    def reset(self, **kwargs):
+        self.episode += 1
+        self.steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        if self.episode % 2 == 0 and self.steps == 30:
+            return obs, 0.0, False, True, info | {"diverged": True}
+        return obs, reward, terminated, truncated, info
+
+
 VARIANTS = {
     "TestToy-v0": PointHazardsEnv,
     "TestToyOtherCost-v0": lambda **kw: OtherCost(PointHazardsEnv(**kw)),
     "TestToyNoCost-v0": lambda **kw: NoCost(PointHazardsEnv(**kw)),
+    "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
     "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
 }
 

@@ -247,6 +247,35 @@ def test_an_env_without_a_time_limit_is_refused(scripts, tmp_path):
         scripts.ppo_lag.train(args)
 
 
+def test_episodes_of_a_diverged_simulation_are_counted_and_used_for_nothing(
+    scripts, tmp_path, toy_dataset
+):
+    """Each of 4 envs: 30 steps cut short, a whole episode, 30, a whole one, 30: 290 of 300."""
+    changes = {"env_id": "TestToyDiverging-v0", "cost_limit": 5.0}
+    collected = small_ppo_lag(
+        scripts, tmp_path, **changes, save_trajectories=str(tmp_path / "episodes")
+    )
+    folders = [scripts.ppo_lag.train(collected)]
+    dataset = TrajectoryDataset(tmp_path / "episodes")
+    assert [len(episode) for episode in dataset] == [100] * 8
+
+    args = small_pbcrl(scripts, tmp_path, None, run_name="pbcrl", **changes)
+    toy = TrajectoryDataset(toy_dataset)
+    own = write_dataset(tmp_path / "own", "TestToyDiverging-v0", list(toy))
+    folders.append(scripts.ppo_lag_pbcrl.train(replace(args, dataset=str(own))))
+    for folder in folders:
+        assert sum(row["diverged"] for row in rows(folder)) == 12
+        assert sum(row["episodes"] for row in rows(folder)) == 8
+    assert rows(folders[1])[-1]["queries_used"] > 200
+
+    agent = scripts.evaluate.Agent(4, 2, hidden_sizes=(16,))
+    returns, episodes = scripts.evaluate.play(
+        agent, "TestToyDiverging-v0", episodes=3, seed=0, deterministic=True
+    )
+    assert [len(episode) for episode in episodes] == [100] * 3
+    assert np.isfinite(returns).all()
+
+
 def test_online_episodes_do_not_repeat_those_of_a_dataset_of_the_same_seed(scripts, tmp_path):
     collected = small_ppo_lag(
         scripts, tmp_path, total_timesteps=4000, save_trajectories=str(tmp_path / "episodes")
