@@ -85,6 +85,7 @@ class NavigationSimulation:
         # Columns of qpos and qvel where each free body's numbers begin.
         self._free_qpos = 3 + 7 * np.arange(len(self._free_rows))
         free_qvel = 3 + 6 * np.arange(len(self._free_rows))
+        self._box_qpos = int(self._free_qpos[-1]) if task.has(Kind.BOX) else 0
         is_vase = np.isin(self._free_rows, self._rows[Kind.VASE])
         self._vase_qvel = free_qvel[is_vase, None] + np.arange(3)
         self._contacts_of = {
@@ -316,14 +317,13 @@ class NavigationSimulation:
         agent, goal = self._positions[ids, 0], self._positions[ids, self._goal_row]
         if not self.task.has(Kind.BOX):
             return _lengths(goal - agent)[:, None]
-        box = self._qpos[ids, self._free_qpos[-1] : self._free_qpos[-1] + 3]
-        return np.stack(
-            [
-                _lengths(box - np.insert(agent, 2, AGENT_HEIGHT, axis=1)),
-                _lengths(box - np.insert(goal, 2, GOAL_HEIGHT, axis=1)),
-            ],
-            axis=1,
-        )
+        to_agent = self._qpos[ids, self._box_qpos : self._box_qpos + 3]  # both are copies
+        to_goal = to_agent.copy()
+        to_agent[:, :2] -= agent
+        to_agent[:, 2] -= AGENT_HEIGHT
+        to_goal[:, :2] -= goal
+        to_goal[:, 2] -= GOAL_HEIGHT
+        return np.stack([_lengths(to_agent), _lengths(to_goal)], axis=1)
 
     def _reached(self, ids: IndexArray, distances: FloatArray) -> BoolArray:
         if not self.task.has(Kind.BUTTON):

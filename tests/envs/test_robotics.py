@@ -13,7 +13,11 @@ from pbcrl_envs.robotics.physics import build_model
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import TASKS, Kind, Objects, Task
 
-OBS_DIM = {"Goal1": 60, "Button1": 76}
+OBS_DIM = {
+    **{"Goal0": 28, "Goal1": 60, "Goal2": 60},
+    **{"Push0": 44, "Push1": 76, "Push2": 76},
+    **{"Button0": 44, "Button1": 76, "Button2": 76},
+}
 
 
 def random_actions(steps, num_envs, *, seed=0):
@@ -31,21 +35,23 @@ class PlainSimulation:
         self.at = dict(zip(["agent", *names], positions, strict=True))
         turn = dict(zip(["agent", *names], headings, strict=True))
         self.data.qpos[:3] = *self.at["agent"], turn["agent"]
-        free = [n for n in names if n.startswith(("vase", "gremlin"))]
-        heights = {"vase": 0.1 - 4e-5, "gremlin": 0.1}
+        free = [n for n in names if n.startswith(("vase", "box", "gremlin"))]
+        heights = {"vase": 0.1 - 4e-5, "box": 0.2, "gremlin": 0.1, "button": 0.1, "pillar": 0.5}
         for k, n in enumerate(free):
             height = heights[n[:-1]]
             pose = *self.at[n], height, np.cos(turn[n] / 2), 0, 0, np.sin(turn[n] / 2)
             self.data.qpos[3 + 7 * k : 10 + 7 * k] = pose
         self.free, self.spawn = free, {n: self.at[n] for n in free}
-        for n in (n for n in names if n.startswith(("button", "gremlin"))):
-            mocap = self.mocap(n if n.startswith("button") else n + "target")
-            self.data.mocap_pos[mocap] = *self.at[n], 0.1
+        for n in (n for n in names if n.startswith(("pillar", "button", "gremlin"))):
+            mocap = self.mocap(n + "target" if n.startswith("gremlin") else n)
+            self.data.mocap_pos[mocap] = *self.at[n], heights[n[:-1]]
             self.data.mocap_quat[mocap] = np.cos(turn[n] / 2), 0, 0, np.sin(turn[n] / 2)
+        # The first joints are the agent's.
+        self.vases = [3 + k for k, n in enumerate(free) if n.startswith("vase")]
         self.timer = 0
         self.new_goal()
         mujoco.mj_forward(self.model, self.data)
-        self.last = self.goal_distance()
+        self.last = self.distances()
 
     def mocap(self, name):
         return self.model.body_mocapid[self.model.body(name).id]
@@ -57,8 +63,13 @@ class PlainSimulation:
         else:
             self.at["goal0"] = self.stream.draw_goal(np.array(list(self.at.values())))
 
-    def goal_distance(self):
-        return np.linalg.norm(self.at["agent"] - self.at["goal0"])
+    def distances(self):
+        """The rewarded distances: to the goal; with a box, to the box and from it to the goal."""
+        if "box0" not in self.at:
+            return [np.linalg.norm(self.at["agent"] - self.at["goal0"])]
+        agent, goal = np.append(self.at["agent"], 0.1), np.append(self.at["goal0"], 0.16)
+        box = self.data.body("box0").xpos
+        return [np.linalg.norm(agent - box), np.linalg.norm(box - goal)]
 
     def touched(self):
         """Names of the bodies that a contact of MuJoCo's own list joins to the agent."""
@@ -81,24 +92,27 @@ class PlainSimulation:
         for k, n in enumerate(self.free):
             self.at[n] = self.data.qpos[3 + 7 * k : 5 + 7 * k].copy()
 
-        touched = self.touched()
-        near = {n for n, xy in self.at.items() if np.linalg.norm(xy - self.at["agent"]) < 0.2}
+        touched, kinds = self.touched(), {kind.value for kind in self.task.constrained}
+        radius = 0.3 if "box0" in self.at else 0.2
+        near = {n for n, xy in self.at.items() if np.linalg.norm(xy - self.at["agent"]) < radius}
         events = {n[:-1] for n in near if n.startswith("hazard")}
-        events |= {n[:-1] for n in touched if n.startswith("gremlin")}
+        events |= {n[:-1] for n in touched if n.startswith(("gremlin", "vase", "pillar"))}
         if self.task.has(Kind.BUTTON) and self.timer == 0:
             events |= {n[:-1] for n in touched if n.startswith("button") and n != self.button}
+        if any(np.linalg.norm(self.data.joint(k).qvel[:3]) >= 1e-4 for k in self.vases):
+            events.add("vase")
+        events &= kinds
         cost = float(bool(events))
 
-        reached = (
-            self.button in touched if self.task.has(Kind.BUTTON) else self.goal_distance() <= 0.3
-        )
-        reward = self.last - self.goal_distance() + reached
+        now = self.distances()
+        reached = self.button in touched if self.task.has(Kind.BUTTON) else now[-1] <= 0.3
+        reward = sum(self.last) - sum(now) + reached
         self.timer = max(0, self.timer - 1)
         if reached:
             events.add("goal")
             self.new_goal()
             self.timer = 10
-        self.last = self.goal_distance()
+        self.last = self.distances()
         return self.obs(), reward, cost, events
 
     def obs(self):
@@ -118,8 +132,16 @@ class PlainSimulation:
         return np.concatenate([self.data.sensordata[:12], *lidars])
 
     def chase(self):
-        """A clumsy drive towards the goal."""
-        dx, dy = self.at["goal0"] - self.at["agent"]
+        """A clumsy drive towards the goal, or to the far side of the box and then against it."""
+        target = self.at["goal0"]
+        if "box0" in self.at:
+            away = self.at["box0"] - target
+            away /= np.linalg.norm(away)
+            offset = self.at["agent"] - self.at["box0"]
+            behind, beside = offset @ away, offset @ [-away[1], away[0]]
+            there = behind > 0.25 and abs(beside) < 0.15
+            target = self.at["box0"] if there else self.at["box0"] + 0.55 * away
+        dx, dy = target - self.at["agent"]
         angle = (np.arctan2(dy, dx) - self.data.qpos[2] + np.pi) % (2 * np.pi) - np.pi
         return np.array([0.06 if abs(angle) < 0.6 else 0.01, np.clip(2 * angle, -1, 1)])
 
@@ -127,8 +149,15 @@ class PlainSimulation:
 @pytest.mark.parametrize(
     ("task", "seeds", "expected"),
     [
+        ("Goal0", [2, 17], {"goal"}),
         ("Goal1", [4, 49, 113, 277], {"hazard", "goal"}),
+        ("Goal2", [15, 78, 96], {"hazard", "vase", "goal"}),
+        ("Push0", [8], {"goal"}),
+        ("Push1", [2, 21], {"hazard"}),
+        ("Push2", [46, 53], {"hazard", "pillar"}),
+        ("Button0", [16, 23], {"goal"}),
         ("Button1", [10, 38, 50, 76, 121], {"hazard", "gremlin", "button", "goal"}),
+        ("Button2", [25, 38], {"hazard", "gremlin"}),
     ],
 )
 def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, expected):
@@ -138,7 +167,7 @@ def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, exp
     obs, _ = envs.reset(seed=seeds)
     np.testing.assert_allclose(obs, [p.obs() for p in plain], atol=1e-12)
     seen = set()
-    for _ in range(60):
+    for _ in range(80 if task.startswith("Push") else 60):
         actions = np.array([p.chase() for p in plain])
         obs, rewards, _, _, infos = envs.step(actions)
         for i, simulation in enumerate(plain):
@@ -316,7 +345,7 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
         ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
         ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
         ({"num_threads": -1}, "num_threads must be >= 0, got -1; 0 takes one thread per CPU"),
-        ({"task": "Gaol1"}, "one of Goal1, Button1, got 'Gaol1'; did you mean 'Goal1'"),
+        ({"task": "Gaol1"}, "one of Goal0, .*, Button2, got 'Gaol1'; did you mean 'Goal1'"),
         ({"autoreset_mode": AutoresetMode.DISABLED}, "one of NextStep, SameStep, got .*DISABLED"),
         ({"autoreset_mode": "sometimes"}, "autoreset_mode must be one of NextStep, SameStep"),
         ({"render_mode": "human"}, "render_mode must be None, got 'human'; leave it out"),
@@ -329,7 +358,7 @@ def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
 
 def test_a_wrong_call_is_named_with_its_remedy():
     envs = SafetyPointVectorEnv(2, num_threads=1)
-    with pytest.raises(RuntimeError, match="must be reset before its first step"):
+    with pytest.raises(RuntimeError, match="must be reset before its first step; call reset"):
         envs.step(np.zeros((2, 2)))
     with pytest.raises(ValueError, match=r"one entry per env, got 3 seeds for 2 envs"):
         envs.reset(seed=[1, 2, 3])
