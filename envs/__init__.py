@@ -54,3 +54,11 @@ for _layout in (f"{_goal}{_level}" for _goal in ("Goal", "Push", "Button") for _
         vector_env="pbcrl_envs.robotics:SafetyPointVectorEnv",
         task=_layout,
     )
+for _robot in ("HalfCheetah", "Walker2d", "Humanoid"):
+    _register(
+        f"Safety{_robot}Velocity-v1",
+        1000,
+        env="pbcrl_envs.robotics:SafetyVelocityEnv",
+        vector_env="pbcrl_envs.robotics:SafetyVelocityVectorEnv",
+        task=_robot,
+    )

@@ -6,8 +6,10 @@ tasks or simulators. For the envs of this package alone: `testing.py` is what a 
 
 from __future__ import annotations
 
+import difflib
+import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +20,16 @@ State = dict[str, NDArray[Any]]
 """What `get_state` hands out: arrays of numbers, with one leading row per copy in a batch."""
 
 
-def checked_actions(actions: object, *, shape: tuple[int, ...], axes: str) -> NDArray[np.float64]:
-    """Return the actions that the env executes: float64, clipped to [-1, 1].
+def checked_actions(
+    actions: object, *, shape: tuple[int, ...], axes: str, bound: ArrayLike = 1.0
+) -> NDArray[np.float64]:
+    """Return the actions that the env executes: float64, clipped to [-bound, bound].
 
     Args:
         actions: Array-like of `shape`.
         shape: (act_dim,) of a single env, (N, act_dim) of a batch.
         axes: What the numbers of one action are, for the message: "(thrust, turn)".
+        bound: Largest action, one for all axes or (act_dim,).
 
     Returns:
         A new array of `shape`.
@@ -45,7 +50,53 @@ def checked_actions(actions: object, *, shape: tuple[int, ...], axes: str) -> ND
             f"actions must be finite, got {int(broken.sum())} NaN or infinite of {given.size} "
             f"numbers, for envs {rows.tolist()}; look for the update that broke the policy"
         )
-    return np.clip(given, -1.0, 1.0)
+    highest = np.asarray(bound, dtype=np.float64)
+    return np.clip(given, -highest, highest)
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuse numbers below 1 of what must be there.
+
+    Raises:
+        ValueError: If `value` is below 1; the message has its `name`.
+    """
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def check_num_threads(num_threads: int) -> None:
+    """Refuse negative numbers of threads.
+
+    Raises:
+        ValueError: If `num_threads` is negative.
+    """
+    if num_threads < 0:
+        raise ValueError(f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU")
+
+
+def check_task(task: str, known: Collection[str]) -> None:
+    """Refuse names that are not those of a task.
+
+    Raises:
+        ValueError: If `task` is not among the `known`; the message proposes the nearest of them.
+    """
+    if task not in known:
+        close = difflib.get_close_matches(str(task), known, n=1, cutoff=0.3) or list(known)
+        raise ValueError(
+            f"task must be one of {', '.join(known)}, got {task!r}; did you mean {close[0]!r}?"
+        )
+
+
+def check_begun(begun: NDArray[np.bool_] | bool) -> None:
+    """Refuse to go on with envs that never began an episode.
+
+    Raises:
+        RuntimeError: If any of them did not.
+    """
+    if not np.all(begun):
+        raise RuntimeError(
+            "an environment must be reset before its first step; call reset() or set_state()"
+        )
 
 
 def checked_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
@@ -79,7 +130,7 @@ def seed_per_env(seed: int | Sequence[int | None] | None, *, num_envs: int) -> l
             f"a sequence of seeds must have one entry per env, got {len(seed)} seeds for "
             f"{num_envs} envs; or pass one int, and env i gets seed + i"
         )
-    return list(seed)
+    return [None if one is None else int(one) for one in seed]
 
 
 def refuse_options(options: dict[str, Any] | None, *, env: str) -> None:
@@ -190,3 +241,16 @@ def checked_state(
                 f"{key!r} of a state of {env} must be in [{low}, {high}], got {given}; {remedy}"
             )
     return arrays
+
+
+def count_diverged(known: int, ids: NDArray[np.intp], *, env: str) -> int:
+    """Add the newly diverged copies to the known number; warn if they are the first."""
+    if known == 0:
+        warnings.warn(
+            f"the physics of {env} diverged in env(s) {ids.tolist()}: there the episode ends, "
+            "truncated, and infos['diverged'] is true; later ones are counted in num_diverged "
+            "without a word; if there are many, look at the actions",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return known + len(ids)

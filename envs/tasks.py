@@ -25,6 +25,9 @@ TASKS = {
     "goal": Task("SafetyPointGoal1-v0", threshold=20.0, horizon=1000),
     "push": Task("SafetyPointPush1-v0", threshold=35.0, horizon=1000),
     "button": Task("SafetyPointButton1-v0", threshold=40.0, horizon=1000),
+    "halfcheetah": Task("SafetyHalfCheetahVelocity-v1", threshold=5.0, horizon=1000),
+    "walker2d": Task("SafetyWalker2dVelocity-v1", threshold=5.0, horizon=1000),
+    "humanoid": Task("SafetyHumanoidVelocity-v1", threshold=5.0, horizon=1000),
 }
 """By short name; the thresholds of the robotics tasks are the paper's, that of the toy is ours.
 

@@ -1,8 +1,14 @@
-"""Safety-Gymnasium's navigation tasks of the point agent, batched on current MuJoCo.
+"""Safety-Gymnasium's tasks of the point agent and of running robots, batched on current MuJoCo.
 
 Importing this package imports MuJoCo; `import pbcrl_envs` alone does not.
 """
 
 from pbcrl_envs.robotics.envs import SafetyPointEnv, SafetyPointVectorEnv
+from pbcrl_envs.robotics.velocity import SafetyVelocityEnv, SafetyVelocityVectorEnv
 
-__all__ = ["SafetyPointEnv", "SafetyPointVectorEnv"]
+__all__ = [
+    "SafetyPointEnv",
+    "SafetyPointVectorEnv",
+    "SafetyVelocityEnv",
+    "SafetyVelocityVectorEnv",
+]

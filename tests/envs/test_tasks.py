@@ -18,6 +18,9 @@ from pbcrl_envs import TASKS, cost_limit
         ("SafetyPointGoal1-v0", 20, 1000),
         ("SafetyPointPush1-v0", 35, 1000),
         ("SafetyPointButton1-v0", 40, 1000),
+        ("SafetyHalfCheetahVelocity-v1", 5, 1000),
+        ("SafetyWalker2dVelocity-v1", 5, 1000),
+        ("SafetyHumanoidVelocity-v1", 5, 1000),
         ("PointHazards-v0", 5, 100),
     ],
 )

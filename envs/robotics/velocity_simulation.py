@@ -1,0 +1,260 @@
+"""The velocity tasks of Safety-Gymnasium: what a step pays and costs, and where robots start.
+
+A robot is paid for running forward and breaks its limit by running fast. The tasks are version 4 of
+Gymnasium's HalfCheetah, Walker2d and Humanoid, plus a cost. Knows nothing of episodes' lengths or
+of Gymnasium's interface.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from gymnasium.utils import seeding
+from numpy.typing import NDArray
+
+from pbcrl_envs.checks import State
+from pbcrl_envs.robotics.velocity_physics import (
+    BoolArray,
+    FloatArray,
+    IndexArray,
+    Physics,
+    load_model,
+)
+
+_WORD = 1 << 64
+
+
+@dataclass(frozen=True)
+class VelocityTask:
+    """One robot: how it is paid, when it has fallen, and how fast it may run."""
+
+    model_file: str
+    """The robot's XML file among Gymnasium's."""
+    substeps: int
+    """Steps of the engine per env step."""
+    speed_limit: float
+    """A step costs 1 if the robot is faster than this, in m/s."""
+    forward_weight: float
+    """Reward per m/s forward."""
+    control_weight: float
+    """Reward lost per squared unit of action."""
+    start_noise: float
+    """Size of the random displacement from the model's posture at a start."""
+    alive_reward: float = 0.0
+    """Reward per step, the one in which it falls included."""
+    upright: tuple[tuple[int, float, float], ...] = ()
+    """(index, low, high) of generalised positions: outside of (low, high) the robot has fallen."""
+    normal_start_velocities: bool = False
+    """True if velocities start normally distributed, false if uniformly as positions do."""
+    shown_velocity: float = math.inf
+    """Largest generalised velocity that an observation shows."""
+    in_space: bool = False
+    """True if the robot moves in all directions: then its speed is that of its centre of mass in
+    the plane, and observations also hold inertias, velocities and forces of its bodies."""
+
+
+TASKS = {
+    "HalfCheetah": VelocityTask(
+        model_file="half_cheetah.xml",
+        substeps=5,
+        speed_limit=3.2096,
+        forward_weight=1.0,
+        control_weight=0.1,
+        start_noise=0.1,
+        normal_start_velocities=True,
+    ),
+    "Walker2d": VelocityTask(
+        model_file="walker2d.xml",
+        substeps=4,
+        speed_limit=2.3415,
+        forward_weight=1.0,
+        control_weight=1e-3,
+        start_noise=5e-3,
+        alive_reward=1.0,
+        upright=((1, 0.8, 2.0), (2, -1.0, 1.0)),
+        shown_velocity=10.0,
+    ),
+    "Humanoid": VelocityTask(
+        model_file="humanoid.xml",
+        substeps=5,
+        speed_limit=1.4149,
+        forward_weight=1.25,
+        control_weight=0.1,
+        start_noise=1e-2,
+        alive_reward=5.0,
+        upright=((2, 1.0, 2.0),),
+        in_space=True,
+    ),
+}
+"""The tasks by the name in their id: `SafetyHumanoidVelocity-v1` is "Humanoid"."""
+
+_BODY_FIELDS = ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")  # in the order of an observation
+
+
+class StepResult(NamedTuple):
+    """What one step brought to the n copies that took it."""
+
+    reward: FloatArray
+    """Pay for running and standing, less that for effort. (n,)."""
+    cost: FloatArray
+    """1 if the robot was strictly faster than its limit, else 0. (n,)."""
+    terminated: BoolArray
+    """True if the robot has fallen. (n,)."""
+    diverged: BoolArray
+    """True if the simulation became unstable: no reward, no cost, not terminated. (n,)."""
+
+
+class VelocitySimulation:
+    """N independent copies of a task; every copy must be reset or set before it is stepped.
+
+    Args:
+        task: A name in `TASKS`.
+        num_envs: N.
+        num_threads: Physics threads; 0 takes one per CPU.
+    """
+
+    obs: FloatArray
+    """The last observation of every copy. To be read only. (N, obs_dim)."""
+
+    def __init__(self, task: str, *, num_envs: int, num_threads: int) -> None:
+        self.task = TASKS[task]
+        self.num_envs = num_envs
+        self.model = load_model(self.task.model_file)
+        self.physics = Physics(self.model, num_envs=num_envs, num_threads=num_threads)
+        self._body_fields: list[FloatArray] = []
+        if self.task.in_space:
+            self._body_fields = [self.physics.bind(name) for name in _BODY_FIELDS]
+            self._body_positions = self.physics.bind("xipos")  # (N, bodies, 3)
+        self.max_action: NDArray[np.float32] = self.model.actuator_ctrlrange[:, 1].astype(
+            np.float32
+        )
+        self._seconds = self.model.opt.timestep * self.task.substeps
+        self._num_hidden = 2 if self.task.in_space else 1  # where it is in the world
+        self._streams = [seeding.np_random()[0] for _ in range(num_envs)]
+        self._location = np.zeros((num_envs, self._num_hidden))
+        sizes = [self.model.nq - self._num_hidden, self.model.nv]
+        sizes += [math.prod(field.shape[1:]) for field in self._body_fields]
+        self.obs = np.zeros((num_envs, sum(sizes)))
+
+    def seed(self, seeds: Sequence[int | None]) -> None:
+        """Start the random stream of each copy anew; None leaves a copy's stream as it is."""
+        for i, seed in enumerate(seeds):
+            if seed is not None:
+                self._streams[i] = seeding.np_random(seed)[0]
+
+    def reset(self, ids: IndexArray) -> None:
+        """Put the copies `ids` near the model's own posture; the same seed starts as upstream."""
+        noise = self.task.start_noise
+        qpos, qvel = self._posture(len(ids))
+        for k, i in enumerate(ids.tolist()):
+            stream = self._streams[i]
+            qpos[k] += stream.uniform(-noise, noise, self.model.nq)
+            if self.task.normal_start_velocities:
+                qvel[k] = noise * stream.standard_normal(self.model.nv)
+            else:
+                qvel[k] = stream.uniform(-noise, noise, self.model.nv)
+        self.physics.reset(ids, qpos, qvel)
+        self._location[ids] = self._locate(ids)
+        self.obs[ids] = self._observe(ids)
+
+    def step(self, ids: IndexArray, actions: FloatArray) -> StepResult:
+        """Advance the copies `ids` by one env step.
+
+        A copy that diverges keeps its last observation and must be reset or set.
+
+        Args:
+            ids: Which copies, (n,).
+            actions: Torques in units of the motors, within their bounds, (n, act_dim).
+        """
+        task = self.task
+        unstable = self.physics.step(ids, actions, substeps=task.substeps)
+        with np.errstate(over="ignore", invalid="ignore"):  # of copies that diverged
+            location = self._locate(ids)
+            velocity = (location - self._location[ids]) / self._seconds
+            speed = velocity[:, 0]
+            if task.in_space:
+                speed = np.sqrt(velocity[:, 0] ** 2 + velocity[:, 1] ** 2)
+            effort = task.control_weight * np.square(actions).sum(axis=1)
+            reward = task.forward_weight * velocity[:, 0] + task.alive_reward - effort
+            obs = self._observe(ids)
+            # Not from the observation alone: clipping would hide an infinite velocity.
+            total = obs.sum(axis=1) + self.physics.qvel[ids].sum(axis=1) + reward
+        diverged = unstable | ~np.isfinite(total)
+        cost = (speed > task.speed_limit).astype(np.float64)
+        terminated = np.zeros(len(ids), dtype=np.bool_)
+        for index, low, high in task.upright:
+            position = self.physics.qpos[ids, index]
+            terminated |= ~((low < position) & (position < high))
+        if diverged.any():
+            broken = ids[diverged]
+            # Nobody shall find a NaN in a state that is taken before the copy begins anew.
+            self.physics.reset(broken, *self._posture(len(broken)))
+            reward[diverged] = cost[diverged] = 0.0
+            terminated[diverged] = False
+            obs[diverged] = self.obs[broken]
+            location[diverged] = self._location[broken]
+        self.obs[ids], self._location[ids] = obs, location
+        return StepResult(reward, cost, terminated, diverged)
+
+    def get_state(self, ids: IndexArray) -> State:
+        """Return all that the future of the copies `ids` depends on, one row per copy."""
+        return {
+            "physics": self.physics.get_state(ids),
+            "location": self._location[ids],
+            "obs": self.obs[ids],
+            "stream": np.array([_words(self._streams[i]) for i in ids.tolist()]),
+        }
+
+    def set_state(self, ids: IndexArray, state: State) -> None:
+        """Put back what `get_state` gave for copies of the same task."""
+        self.physics.set_state(ids, state["physics"])
+        self._location[ids] = state["location"]
+        self.obs[ids] = state["obs"]
+        for i, words in zip(ids.tolist(), state["stream"].tolist(), strict=True):
+            self._streams[i] = _stream(words)
+
+    def _posture(self, count: int) -> tuple[FloatArray, FloatArray]:
+        """The model's own positions (count, nq), at rest (count, nv)."""
+        return np.tile(self.model.qpos0, (count, 1)), np.zeros((count, self.model.nv))
+
+    def _locate(self, ids: IndexArray) -> FloatArray:
+        """Where the copies are along the axes that count for speed, in metres, (n, 1 or 2)."""
+        if not self.task.in_space:
+            return self.physics.qpos[ids, :1]
+        mass = self.model.body_mass
+        moments = mass[:, None] * self._body_positions[ids, :, :2]  # (n, bodies, 2)
+        # One by one, since the order of `sum` may depend on how many copies there are.
+        centre: FloatArray = np.add.accumulate(moments, axis=1)[:, -1] / mass.sum()
+        return centre
+
+    def _observe(self, ids: IndexArray) -> FloatArray:
+        shown = self.task.shown_velocity
+        parts = [
+            self.physics.qpos[ids, self._num_hidden :],
+            np.clip(self.physics.qvel[ids], -shown, shown),
+        ]
+        parts += [field[ids].reshape(len(ids), -1) for field in self._body_fields]
+        return np.concatenate(parts, axis=1)
+
+
+def _words(stream: np.random.Generator) -> NDArray[np.uint64]:
+    """State and increment of a PCG64 stream as 64-bit words, the high one first.
+
+    Starts draw whole words only, so that there is no half of one left over.
+    """
+    inner = stream.bit_generator.state["state"]
+    numbers = (inner["state"], inner["inc"])
+    return np.array([w for number in numbers for w in divmod(number, _WORD)], dtype=np.uint64)
+
+
+def _stream(words: Sequence[int]) -> np.random.Generator:
+    """The stream that `_words` describes."""
+    stream = seeding.np_random()[0]
+    state, low_state, increment, low_increment = words
+    inner = {"state": state * _WORD + low_state, "inc": increment * _WORD + low_increment}
+    stream.bit_generator.state = {**stream.bit_generator.state, "state": inner}
+    return stream
