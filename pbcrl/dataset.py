@@ -2,7 +2,9 @@
 
 A dataset is a folder of plain .npy files, which NumPy alone reads, and a `meta.json` that describes
 them. Row i of every array belongs to trajectory i; a row of steps is as long as the longest
-possible trajectory, with zeros after its end. Knows nothing of environments and labels.
+possible trajectory, with zeros after its end. These are never written, so that short episodes take
+no more space on disk than they need, where the file system knows holes. Knows nothing of
+environments and labels.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class TrajectoryWriter:
         self._meta = _Meta(env_id, obs_dim, act_dim, horizon)
         self._lengths = np.zeros(capacity, np.int64)  # 0: the row is free, or torn by an interrupt
         self._episodes = np.zeros(capacity, np.int64)
+        self._written = np.zeros(capacity, np.int64)  # steps of the row that were ever written
         self._rng, self._overwrite, self._closed = rng, overwrite, False
         self._check_target()
         try:
@@ -128,11 +131,12 @@ class TrajectoryWriter:
             return
         self._lengths[slot] = 0
         self._episodes[slot] = number
+        steps = self._written[slot] = max(self._written[slot], len(trajectory))
         try:
             for name, shape in self._meta.step_arrays().items():
-                row = np.zeros(shape, "<f4")
+                row = np.zeros((steps, *shape[1:]), "<f4")
                 row[: len(trajectory)] = getattr(trajectory, name)
-                self._write_row(name, slot, row.tobytes())
+                self._write_row(name, slot, row.tobytes(), row_bytes=4 * math.prod(shape))
         except OSError as error:
             raise unwritable(self._partial, error) from error
         self._lengths[slot] = len(trajectory)
@@ -210,11 +214,11 @@ class TrajectoryWriter:
                 "from the first; record info['cost'] in every episode, or in none"
             )
 
-    def _write_row(self, name: str, slot: int, row: bytes) -> None:
+    def _write_row(self, name: str, slot: int, row: bytes, *, row_bytes: int) -> None:
         path = self._partial / f"{name}.npy"
         path.touch()
         with open(path, "r+b", buffering=0) as file:
-            file.seek(_HEADER_BYTES + slot * len(row))
+            file.seek(_HEADER_BYTES + slot * row_bytes)
             write_all(file, row)
 
     def _fill_gaps(self) -> None:
@@ -227,15 +231,15 @@ class TrajectoryWriter:
             for gap, last in zip(gaps.tolist(), moved.tolist(), strict=True):
                 with open(self._partial / f"{name}.npy", "rb") as file:
                     file.seek(_HEADER_BYTES + last * row_bytes)
-                    row = file.read(row_bytes)
-                self._write_row(name, gap, row)
+                    row = file.read(row_bytes).ljust(row_bytes, b"\0")  # the file's end is a hole
+                self._write_row(name, gap, row, row_bytes=row_bytes)
         self._lengths[gaps], self._episodes[gaps] = self._lengths[moved], self._episodes[moved]
 
     def _describe(self) -> None:
         """Complete the .npy files, now that the number of their rows is known, and add the meta."""
         meta = self._meta
-        self._write_row("lengths", 0, self._lengths[: meta.count].astype("<i8").tobytes())
-        self._write_row("episodes", 0, self._episodes[: meta.count].astype("<i8").tobytes())
+        for name, numbers in (("lengths", self._lengths), ("episodes", self._episodes)):
+            self._write_row(name, 0, numbers[: meta.count].astype("<i8").tobytes(), row_bytes=0)
         for name, (dtype, shape) in meta.arrays().items():
             path = self._partial / f"{name}.npy"
             with open(path, "r+b", buffering=0) as file:

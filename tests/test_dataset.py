@@ -111,6 +111,18 @@ def test_a_dataset_takes_no_more_space_than_its_trajectories(tmp_path):
     assert (path / "lengths.npy").stat().st_size == 256 + 2 * 8
 
 
+def test_short_episodes_take_little_space_on_disk_and_end_in_zeros_all_the_same(tmp_path):
+    """Falls end episodes after a few steps of a thousand; the rest of their rows is a hole."""
+    path = dataset(tmp_path / "data", n_episodes=4, horizon=100_000)
+    used = (path / "obs.npy").stat()
+    assert used.st_size == 256 + 4 * 100_000 * 2 * 4
+    assert used.st_blocks * 512 < used.st_size / 10
+    steps = np.load(path / "obs.npy", mmap_mode="r")
+    for number, trajectory in enumerate(TrajectoryDataset(path)):
+        assert_is_episode(trajectory, number)
+        assert not steps[number, len(trajectory) :].any()
+
+
 def test_trajectories_are_read_only_views_of_the_files(tmp_path):
     loaded = TrajectoryDataset(dataset(tmp_path / "data"))
     for array in (loaded[2].obs, loaded[2].actions, loaded[2].costs):
