@@ -465,9 +465,15 @@ def train(args: Args) -> Path:
             dataset = TrajectoryDataset(path, env_id=args.env_id)
             if dataset.horizon != horizon_of(base_envs):
                 raise MismatchError(
-                    f"episodes compare by their summed cost, so they must have one length: {path} "
-                    f"has a horizon of {dataset.horizon} steps, {args.env_id} one of "
+                    f"episodes compare by their summed cost, so they must have one time limit: "
+                    f"{path} has a horizon of {dataset.horizon} steps, {args.env_id} one of "
                     f"{horizon_of(base_envs)}; collect a dataset anew"
+                )
+            shortest, longest = dataset.lengths.min(), dataset.lengths.max()
+            if shortest < longest:
+                run.say(
+                    f"   warning: episodes last {shortest} to {longest} steps; a learned cost is "
+                    "signed, so that how long an episode lasts counts in it, and so does ending it"
                 )
 
             # -- Phase 2: label --------------------------------------------------------------------

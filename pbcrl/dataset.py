@@ -291,6 +291,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
     """Trajectories of the whole run, of which these are a uniform sample."""
     episodes: NDArray[np.int64]
     """Serial number of each trajectory among all of the run, from 0. int64 (len(self),)."""
+    lengths: NDArray[np.int64]
+    """Steps of each trajectory. int64 (len(self),)."""
 
     def __init__(self, path: str | os.PathLike[str], *, env_id: str | None = None) -> None:
         self.path = Path(path)
@@ -307,17 +309,17 @@ class TrajectoryDataset(Sequence[Trajectory]):
             name: _map_array(self.path / f"{name}.npy", dtype, shape, meta.crc32.get(name))
             for name, (dtype, shape) in meta.arrays().items()
         }
-        self._lengths = np.array(arrays.pop("lengths"))
+        self.lengths = np.array(arrays.pop("lengths"))
         self.episodes = np.array(arrays.pop("episodes"))
         self._steps = arrays
-        if self._lengths.min() < 1 or self._lengths.max() > self.horizon:
+        if self.lengths.min() < 1 or self.lengths.max() > self.horizon:
             raise corrupt(
                 self.path / "lengths.npy", f"its lengths are not all in [1, {self.horizon}]"
             )
 
     def __len__(self) -> int:
         """Trajectories in the dataset."""
-        return len(self._lengths)
+        return len(self.lengths)
 
     @overload
     def __getitem__(self, index: int) -> Trajectory: ...
@@ -328,7 +330,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
     def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        length = self._lengths[index]
+        length = self.lengths[index]
         return Trajectory(**{name: rows[index, :length] for name, rows in self._steps.items()})
 
 

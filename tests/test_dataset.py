@@ -73,6 +73,7 @@ def test_up_to_the_capacity_all_trajectories_are_kept_in_order(tmp_path, n_episo
     loaded = TrajectoryDataset(dataset(tmp_path / "made" / "data", n_episodes=n_episodes))
     assert len(loaded) == loaded.seen == n_episodes
     assert loaded.episodes.tolist() == list(range(n_episodes))
+    assert loaded.lengths.tolist() == [1 + number % 5 for number in range(n_episodes)]
     for number, trajectory in enumerate(loaded):
         assert_is_episode(trajectory, number)
 

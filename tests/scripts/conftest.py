@@ -96,11 +96,20 @@ class Diverging(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
+class Falling(gym.Wrapper):
+    """The toy, but an episode ends where the point comes near the right wall."""
+
+    def step(self, action):
+        obs, reward, _, truncated, info = self.env.step(action)
+        return obs, reward, bool(obs[0] > 0.9), truncated, info
+
+
 VARIANTS = {
     "TestToy-v0": PointHazardsEnv,
     "TestToyOtherCost-v0": lambda **kw: OtherCost(PointHazardsEnv(**kw)),
     "TestToyNoCost-v0": lambda **kw: NoCost(PointHazardsEnv(**kw)),
     "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
+    "TestToyFalling-v0": lambda **kw: Falling(PointHazardsEnv(**kw)),
     "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
 }
 

@@ -108,6 +108,38 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert float(printed["learned_cost"]) == pytest.approx(summary["learned_cost"], rel=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+def test_episodes_that_end_early_are_collected_learned_from_and_trained_on(
+    scripts, tmp_path, capsys
+):
+    """Falls end episodes at any step; what is compared is the cost of all that there was."""
+    collected = small_ppo_lag(
+        scripts,
+        tmp_path,
+        env_id="TestToyFalling-v0",
+        cost_limit=5,
+        run_name="collect",
+        total_timesteps=4000,
+        save_trajectories=str(tmp_path / "episodes"),
+    )
+    scripts.ppo_lag.train(collected)
+    episodes = TrajectoryDataset(tmp_path / "episodes")
+    assert episodes.horizon == episodes.lengths.max() == 100
+    assert episodes.lengths.min() < 50
+    assert sum(row["episodes"] for row in rows(tmp_path / "collect")) == len(episodes) > 40
+    capsys.readouterr()
+    small = small_pbcrl(
+        scripts, tmp_path, tmp_path / "episodes", env_id="TestToyFalling-v0", cost_limit=5
+    )
+    folder = scripts.ppo_lag_pbcrl.train(small)
+    assert f"episodes last {episodes.lengths.min()} to 100 steps" in capsys.readouterr().out
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["queries_used"] > 20
+    assert np.isfinite([summary["return"], summary["learned_cost"], summary["true_cost"]]).all()
+    ended = sum(row["episodes"] for row in rows(folder))
+    assert ended > 1200 / 100  # more than fit in without an early end
+
+
 def test_the_same_seed_twice_gives_identical_weights_and_metrics(scripts, tmp_path, toy_dataset):
     def without_clock(folder):
         return [
