@@ -5,8 +5,6 @@ Both are thin: the simulation is in `simulation.py`; here are spaces, seeds, epi
 
 from __future__ import annotations
 
-import difflib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,10 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from pbcrl_envs.checks import (
     State,
+    check_at_least_one,
+    check_begun,
+    check_num_threads,
+    check_task,
     checked_actions,
     checked_autoreset_mode,
     checked_ids,
     checked_state,
+    count_diverged,
     refuse_options,
     refuse_rendering,
     seed_per_env,
@@ -80,13 +83,10 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         num_threads: int = 0,
         render_mode: str | None = None,
     ) -> None:
-        _check_at_least_one("num_envs", num_envs)
-        _check_at_least_one("max_episode_steps", max_episode_steps)
+        check_at_least_one("num_envs", num_envs)
+        check_at_least_one("max_episode_steps", max_episode_steps)
         refuse_rendering(render_mode, env=_NAME)
-        if num_threads < 0:
-            raise ValueError(
-                f"num_threads must be >= 0, got {num_threads}; 0 takes one thread per CPU"
-            )
+        check_num_threads(num_threads)
         mode = checked_autoreset_mode(autoreset_mode)
         found = _find_task(task)
         self.metadata = {"render_modes": [], "autoreset_mode": mode}
@@ -141,7 +141,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
             RuntimeError: If some copy was never reset.
         """
         clipped = checked_actions(actions, shape=(self.num_envs, 2), axes=_AXES)
-        _check_begun(self._begun)
+        check_begun(self._begun)
         reward, cost = np.zeros(self.num_envs), np.zeros(self.num_envs)
         terminated = np.zeros(self.num_envs, dtype=np.bool_)
         diverged = np.zeros(self.num_envs, dtype=np.bool_)
@@ -160,7 +160,9 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         infos = self._infos(cost)
         if diverged.any():
             infos["diverged"] = diverged
-            self.num_diverged = _count_diverged(self.num_diverged, np.flatnonzero(diverged))
+            self.num_diverged = count_diverged(
+                self.num_diverged, np.flatnonzero(diverged), env=_NAME
+            )
         if self._same_step and done.any():
             infos["final_obs"], infos["_final_obs"] = obs, done
             ended = np.flatnonzero(done)
@@ -188,7 +190,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
             RuntimeError: If one of the copies was never reset.
         """
         chosen = checked_ids(ids, num_envs=self.num_envs)
-        _check_begun(self._begun[chosen])
+        check_begun(self._begun[chosen])
         return self._state(chosen)
 
     def set_state(self, state: Mapping[str, ArrayLike], ids: ArrayLike | None = None) -> None:
@@ -284,7 +286,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
             RuntimeError: If the env was never reset.
         """
         clipped = checked_actions(action, shape=(2,), axes=_AXES)
-        _check_begun(self._begun)
+        check_begun(self._begun)
         result = self._simulation.step(self._only, clipped[None])
         self._steps += 1
         obs = self._simulation.observe(self._only)[0]
@@ -292,7 +294,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         terminated, diverged = bool(result.terminated[0]), bool(result.diverged[0])
         if diverged:
             info["diverged"] = True
-            self.num_diverged = _count_diverged(self.num_diverged, self._only)
+            self.num_diverged = count_diverged(self.num_diverged, self._only, env=_NAME)
         self._finished = terminated or diverged
         return obs, float(result.reward[0]), terminated, diverged, info
 
@@ -304,7 +306,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         Raises:
             RuntimeError: If the env was never reset.
         """
-        _check_begun(self._begun)
+        check_begun(self._begun)
         return self._state()
 
     def set_state(self, state: Mapping[str, ArrayLike]) -> None:
@@ -335,11 +337,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
 
 
 def _find_task(name: str) -> Task:
-    if name not in TASKS:
-        close = difflib.get_close_matches(str(name), TASKS, n=1, cutoff=0.3) or list(TASKS)
-        raise ValueError(
-            f"task must be one of {', '.join(TASKS)}, got {name!r}; did you mean {close[0]!r}?"
-        )
+    check_task(name, TASKS)
     return TASKS[name]
 
 
@@ -350,28 +348,3 @@ def _spaces(task: Task) -> tuple[gym.Space[FloatArray], gym.Space[FloatArray]]:
     observations: gym.Space[Any] = Box(low, high, dtype=np.float64)
     actions: gym.Space[Any] = Box(-1, 1, (2,), dtype=np.float64)
     return observations, actions
-
-
-def _count_diverged(known: int, ids: NDArray[np.intp]) -> int:
-    """Add the newly diverged copies to the known number; warn if they are the first."""
-    if known == 0:
-        warnings.warn(
-            f"the physics of {_NAME} diverged in env(s) {ids.tolist()}: there the episode ends, "
-            "truncated, and infos['diverged'] is true; later ones are counted in num_diverged "
-            "without a word; if there are many, look at the actions",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return known + len(ids)
-
-
-def _check_begun(begun: BoolArray | bool) -> None:
-    if not np.all(begun):
-        raise RuntimeError(
-            "an environment must be reset before its first step; call reset() or set_state()"
-        )
-
-
-def _check_at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")
