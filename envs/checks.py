@@ -143,15 +143,29 @@ def refuse_options(options: dict[str, Any] | None, *, env: str) -> None:
         raise ValueError(f"{env} has no reset options, got {sorted(options)}; leave `options` out")
 
 
-def refuse_rendering(render_mode: str | None, *, env: str) -> None:
-    """Refuse every render mode but None.
+def check_render_mode(render_mode: str | None, *, modes: tuple[str, ...], env: str) -> None:
+    """Refuse every render mode but None and `modes`.
 
     Raises:
-        ValueError: If `render_mode` is not None; the message names `env`.
+        ValueError: If `render_mode` is another; the message names `env`.
     """
-    if render_mode is not None:
+    if render_mode is not None and render_mode not in modes:
         raise ValueError(
-            f"{env} draws nothing: render_mode must be None, got {render_mode!r}; leave it out"
+            f"render_mode of {env} must be one of {', '.join(map(repr, (*modes, None)))}, got "
+            f"{render_mode!r}; with None, or left out, it draws nothing"
+        )
+
+
+def require_render_mode(render_mode: str | None) -> None:
+    """Refuse to draw for an env that was made without a render mode.
+
+    Raises:
+        ValueError: If `render_mode` is None.
+    """
+    if render_mode is None:
+        raise ValueError(
+            "render() draws what render_mode asks for, but it is None; make the env with "
+            'render_mode="rgb_array"'
         )
 
 

@@ -20,6 +20,7 @@ from pbcrl_envs.checks import (
     check_at_least_one,
     check_begun,
     check_num_threads,
+    check_render_mode,
     check_task,
     checked_actions,
     checked_autoreset_mode,
@@ -27,10 +28,12 @@ from pbcrl_envs.checks import (
     checked_state,
     count_diverged,
     refuse_options,
-    refuse_rendering,
+    require_render_mode,
     seed_per_env,
     task_number,
 )
+from pbcrl_envs.robotics.rendering import Image
+from pbcrl_envs.robotics.scenery import NavigationPainter
 from pbcrl_envs.robotics.simulation import NavigationSimulation
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS, Task
 
@@ -64,11 +67,17 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         max_episode_steps: Steps after which an episode is truncated.
         autoreset_mode: NEXT_STEP or SAME_STEP, or their string values.
         num_threads: Physics threads; 0 takes one per CPU. Results do not depend on it.
-        render_mode: None; there is no rendering.
+        render_mode: None, or "rgb_array": `render()` returns one picture per copy.
+        camera_name: "fixedfar", "fixednear", "overhead", "track" or "vision".
+        width: Of a picture, in pixels.
+        height: Of a picture, in pixels.
 
     Raises:
         ValueError: If an argument is not one of those above.
+        DependencyNotInstalled: If pictures are asked for and the library that draws is missing.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
 
     num_diverged: int
     """Episodes that a diverged simulation ended, since construction."""
@@ -82,14 +91,18 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         num_threads: int = 0,
         render_mode: str | None = None,
+        camera_name: str = "fixedfar",
+        width: int = 480,
+        height: int = 480,
     ) -> None:
         check_at_least_one("num_envs", num_envs)
         check_at_least_one("max_episode_steps", max_episode_steps)
-        refuse_rendering(render_mode, env=_NAME)
+        check_render_mode(render_mode, modes=("rgb_array",), env=_NAME)
         check_num_threads(num_threads)
         mode = checked_autoreset_mode(autoreset_mode)
         found = _find_task(task)
-        self.metadata = {"render_modes": [], "autoreset_mode": mode}
+        self.metadata = {**type(self).metadata, "autoreset_mode": mode}
+        self.render_mode = render_mode
         self.num_envs = num_envs
         self.single_observation_space, self.single_action_space = _spaces(found)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -103,6 +116,7 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         self._steps = np.zeros(num_envs, dtype=np.int64)
         self._finished = np.zeros(num_envs, dtype=np.bool_)  # ended on the last step, not yet reset
         self._begun = np.zeros(num_envs, dtype=np.bool_)
+        self._painter = _make_painter(found, render_mode, camera_name, width, height)
 
     def reset(
         self,
@@ -215,6 +229,24 @@ class SafetyPointVectorEnv(VectorEnv[FloatArray, FloatArray, NDArray[Any]]):
         self._steps[chosen], self._finished[chosen] = checked["elapsed"], checked["finished"]
         self._begun[chosen] = True
 
+    def render(self) -> tuple[Image, ...]:
+        """Draw every copy: N pictures, uint8 (height, width, 3).
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            RuntimeError: If some copy was never reset.
+        """
+        require_render_mode(self.render_mode)
+        check_begun(self._begun)
+        assert self._painter is not None
+        images = [self._painter.draw(self._simulation.snapshot(i)) for i in range(self.num_envs)]
+        return tuple(image for image in images if image is not None)
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
+        """Give back what drawing holds."""
+        if self._painter is not None:
+            self._painter.close()
+
     def _state(self, ids: NDArray[np.intp]) -> State:
         return {
             "task": np.full(len(ids), task_number(self._task_name)),
@@ -245,19 +277,35 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
 
     Args:
         task: One of the names in `TASKS`, as "Goal1".
-        render_mode: None; there is no rendering.
+        render_mode: None; "rgb_array": `render()` returns a picture; "human": every step and reset
+            is shown in a window, in real time.
+        camera_name: "fixedfar", "fixednear", "overhead", "track" or "vision".
+        width: Of a picture, in pixels.
+        height: Of a picture, in pixels.
 
     Raises:
         ValueError: If an argument is not one of those above.
+        DependencyNotInstalled: If pictures are asked for and the library that draws, or for a
+            window the display, is missing.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 50}  # noqa: RUF012
 
     num_diverged: int
     """Episodes that a diverged simulation ended, since construction."""
 
-    def __init__(self, *, task: str = "Goal1", render_mode: str | None = None) -> None:
-        refuse_rendering(render_mode, env=_NAME)
+    def __init__(
+        self,
+        *,
+        task: str = "Goal1",
+        render_mode: str | None = None,
+        camera_name: str = "fixedfar",
+        width: int = 480,
+        height: int = 480,
+    ) -> None:
+        check_render_mode(render_mode, modes=("human", "rgb_array"), env=_NAME)
         found = _find_task(task)
-        self.metadata = {"render_modes": []}
+        self.render_mode = render_mode
         self.observation_space, self.action_space = _spaces(found)
         self.num_diverged = 0
         self._task_name = task
@@ -266,6 +314,7 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         self._steps = 0
         self._finished = False
         self._begun = False
+        self._painter = _make_painter(found, render_mode, camera_name, width, height)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -276,6 +325,8 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         self._simulation.seed([seed])
         self._simulation.reset(self._only)
         self._steps, self._finished, self._begun = 0, False, True
+        if self.render_mode == "human":
+            self.render()
         return self._simulation.observe(self._only)[0], {"cost": 0.0}
 
     def step(self, action: FloatArray) -> tuple[FloatArray, float, bool, bool, dict[str, Any]]:
@@ -289,6 +340,8 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         check_begun(self._begun)
         result = self._simulation.step(self._only, clipped[None])
         self._steps += 1
+        if self.render_mode == "human":
+            self.render()
         obs = self._simulation.observe(self._only)[0]
         info: dict[str, Any] = {"cost": float(result.cost[0])}
         terminated, diverged = bool(result.terminated[0]), bool(result.diverged[0])
@@ -326,6 +379,23 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
         self._steps, self._finished = int(checked["elapsed"]), bool(checked["finished"])
         self._begun = True
 
+    def render(self) -> Image | None:
+        """Draw the state: uint8 (height, width, 3); None in a window.
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            RuntimeError: If the env was never reset.
+        """
+        require_render_mode(self.render_mode)
+        check_begun(self._begun)
+        assert self._painter is not None
+        return self._painter.draw(self._simulation.snapshot(0))
+
+    def close(self) -> None:
+        """Close the window and give back what drawing holds."""
+        if self._painter is not None:
+            self._painter.close()
+
     def _state(self) -> State:
         simulated = self._simulation.get_state(self._only)
         return {
@@ -334,6 +404,14 @@ class SafetyPointEnv(gym.Env[FloatArray, FloatArray]):
             "finished": np.array(self._finished),
             **{key: np.asarray(array[0]) for key, array in simulated.items()},
         }
+
+
+def _make_painter(
+    task: Task, mode: str | None, camera_name: str, width: int, height: int
+) -> NavigationPainter | None:
+    if mode is None:
+        return None
+    return NavigationPainter(task, mode=mode, camera_name=camera_name, width=width, height=height)
 
 
 def _find_task(name: str) -> Task:

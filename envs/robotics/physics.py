@@ -72,8 +72,8 @@ _WORLD = """
 """
 
 
-def build_model(task: Task) -> mujoco.MjModel:
-    """Compile the model of a task.
+def model_xml(task: Task) -> str:
+    """Write the model of a task as MuJoCo's XML; a body is named by its kind and a number.
 
     State: qpos holds the agent's (x, y, heading), then position and quaternion of each object that
     moves by physics; mocap bodies are the fixed objects, then the gremlins' targets. Sensors: the
@@ -93,14 +93,17 @@ def build_model(task: Task) -> mujoco.MjModel:
                 )
             if group.kind in task.felt:
                 contacts.append(f'<contact body1="agent" body2="{name}" data="found"/>')
-    model = mujoco.MjModel.from_xml_string(
-        _WORLD.format(
-            timestep=TIMESTEP,
-            bodies="\n".join(bodies),
-            welds="\n".join(welds),
-            contacts="\n".join(contacts),
-        )
+    return _WORLD.format(
+        timestep=TIMESTEP,
+        bodies="\n".join(bodies),
+        welds="\n".join(welds),
+        contacts="\n".join(contacts),
     )
+
+
+def build_model(task: Task) -> mujoco.MjModel:
+    """Compile the model of a task, see `model_xml`."""
+    model = mujoco.MjModel.from_xml_string(model_xml(task))
     for i in range(model.nbody):
         if model.body(i).name.startswith("gremlin") and model.body_dofnum[i]:
             # MuJoCo 2.3.3, which the tasks were tuned on, scaled all six rows of a weld by the

@@ -52,6 +52,19 @@ class StepResult(NamedTuple):
     """True where the physics broke down; such a copy is back in its last sound state. (n,)."""
 
 
+class Snapshot(NamedTuple):
+    """What one copy looks like at one moment, for whoever draws it."""
+
+    physics: dict[str, FloatArray]
+    """Fields of MuJoCo's data by name: qpos, mocap_pos, mocap_quat."""
+    positions: FloatArray
+    """Of the agent and the K objects in the task's order, (1 + K, 2)."""
+    lidars: FloatArray
+    """Closeness by kind of object and bin, (kinds, NUM_BINS)."""
+    cost: float
+    """Of the step that led here; 0 where no step did."""
+
+
 class NavigationSimulation:
     """N independent copies of a task; every copy must be reset before it is stepped.
 
@@ -108,6 +121,7 @@ class NavigationSimulation:
         self._gremlin_spawn = np.zeros((num_envs, len(self._rows[Kind.GREMLIN]), 2))
         self._goal_button = np.zeros(num_envs, dtype=np.int64)
         self._button_timer = np.zeros(num_envs, dtype=np.int64)
+        self._last_cost = np.zeros(num_envs)  # to be shown, no part of the state
         self._distances = np.zeros((num_envs, 1 + task.has(Kind.BOX)))  # those being rewarded
 
     def seed(self, seeds: Sequence[int | None]) -> None:
@@ -142,6 +156,7 @@ class NavigationSimulation:
                     "give the task a larger extent or smaller keepouts"
                 )
         self._button_timer[ids] = 0
+        self._last_cost[ids] = 0
         self._batch.forward(ids)
         self._distances[ids] = self._measure(ids)
 
@@ -153,6 +168,7 @@ class NavigationSimulation:
             actions: Their thrust and turn, clipped to [-1, 1], (n, 2).
         """
         before = self._batch.state[ids]  # a copy
+        self._last_cost[ids] = 0
         self._physics["ctrl"][ids] = actions
         diverged = self._advance(ids)
         self._steps_to_skip[ids] += 1
@@ -183,6 +199,17 @@ class NavigationSimulation:
                 hidden = self._button_timer[ids] != 0
                 lidars[hidden, NUM_BINS * k : NUM_BINS * (k + 1)] = 0
         return np.concatenate([self._sensors[ids, :NUM_SENSORS], lidars], axis=1)
+
+    def snapshot(self, i: int) -> Snapshot:
+        """What copy `i` looks like; the arrays are copies."""
+        names = ("qpos", "mocap_pos", "mocap_quat")
+        lidars = self.observe(np.array([i]))[0, NUM_SENSORS:].reshape(-1, NUM_BINS)
+        return Snapshot(
+            {name: self._physics[name][i].copy() for name in names},
+            self._positions[i].copy(),
+            lidars,
+            float(self._last_cost[i]),
+        )
 
     def get_state(self, ids: IndexArray) -> State:
         """All that the future of the copies `ids` depends on, actions aside; arrays (n, ...)."""
@@ -232,6 +259,7 @@ class NavigationSimulation:
         self._gremlin_spawn[ids] = state["gremlin_spawn"]
         self._goal_button[ids] = state["goal_button"]
         self._button_timer[ids] = state["button_timer"]
+        self._last_cost[ids] = 0
         words, places = state["stream_words"], state["stream_position"]
         for i, row, position in zip(ids, words, places, strict=True):
             self._streams[i].set_state(row, int(position))
@@ -278,6 +306,7 @@ class NavigationSimulation:
         reward = np.clip(progress + reached, -_REWARD_LIMIT, _REWARD_LIMIT)
         self._distances[ids] = distances
         cost = self._costs(ids)
+        self._last_cost[ids] = cost
         self._button_timer[ids] = np.maximum(0, self._button_timer[ids] - 1)
         terminated = np.zeros(len(ids), dtype=np.bool_)
         if reached.any():

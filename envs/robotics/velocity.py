@@ -21,6 +21,7 @@ from pbcrl_envs.checks import (
     check_at_least_one,
     check_begun,
     check_num_threads,
+    check_render_mode,
     check_task,
     checked_actions,
     checked_autoreset_mode,
@@ -28,10 +29,12 @@ from pbcrl_envs.checks import (
     checked_state,
     count_diverged,
     refuse_options,
-    refuse_rendering,
+    require_render_mode,
     seed_per_env,
     task_number,
 )
+from pbcrl_envs.robotics.rendering import Image
+from pbcrl_envs.robotics.velocity_scenery import VelocityPainter
 from pbcrl_envs.robotics.velocity_simulation import TASKS, VelocitySimulation
 
 FloatArray = NDArray[np.float64]
@@ -67,11 +70,16 @@ class SafetyVelocityVectorEnv(VectorEnv[FloatArray, NDArray[np.floating[Any]], N
         max_episode_steps: Steps after which an episode is truncated.
         autoreset_mode: NEXT_STEP or SAME_STEP, or their string values.
         num_threads: Physics threads; 0 takes one per CPU. Results do not depend on it.
-        render_mode: None; there is no rendering.
+        render_mode: None, or "rgb_array": `render()` returns one picture per copy.
+        width: Of a picture, in pixels.
+        height: Of a picture, in pixels.
 
     Raises:
         ValueError: If an argument is not one of those above.
+        DependencyNotInstalled: If pictures are asked for and the library that draws is missing.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     num_diverged: int
     """Episodes that ended because their simulation diverged, since the construction."""
@@ -85,16 +93,20 @@ class SafetyVelocityVectorEnv(VectorEnv[FloatArray, NDArray[np.floating[Any]], N
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         num_threads: int = 0,
         render_mode: str | None = None,
+        width: int = 480,
+        height: int = 480,
     ) -> None:
         check_at_least_one("num_envs", num_envs)
         check_at_least_one("max_episode_steps", max_episode_steps)
         check_num_threads(num_threads)
         check_task(task, TASKS)
-        refuse_rendering(render_mode, env=_NAME)
+        check_render_mode(render_mode, modes=("rgb_array",), env=_NAME)
         mode = checked_autoreset_mode(autoreset_mode)
-        self.metadata = {"render_modes": [], "autoreset_mode": mode}
+        self.render_mode = render_mode
         self.num_envs = num_envs
         self._simulation = VelocitySimulation(task, num_envs=num_envs, num_threads=num_threads)
+        self._painter = _make_painter(self._simulation, render_mode, width, height)
+        self.metadata = _metadata(type(self).metadata, self._simulation) | {"autoreset_mode": mode}
         self.single_observation_space, self.single_action_space = _spaces(self._simulation)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -211,6 +223,24 @@ class SafetyVelocityVectorEnv(VectorEnv[FloatArray, NDArray[np.floating[Any]], N
         self._finished[rows] = checked["finished"]
         self._begun[rows] = True
 
+    def render(self) -> tuple[Image, ...]:
+        """Draw every copy: N pictures, uint8 (height, width, 3).
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            RuntimeError: If a copy was neither reset nor set since the construction.
+        """
+        require_render_mode(self.render_mode)
+        check_begun(self._begun)
+        assert self._painter is not None
+        images = [self._painter.draw(self._simulation.snapshot(i)) for i in range(self.num_envs)]
+        return tuple(image for image in images if image is not None)
+
+    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
+        """Give back what drawing holds."""
+        if self._painter is not None:
+            self._painter.close()
+
     def _state_of(self, ids: NDArray[np.intp]) -> State:
         return {
             "task": np.full(len(ids), task_number(self._title)),
@@ -236,20 +266,36 @@ class SafetyVelocityEnv(gym.Env[FloatArray, NDArray[np.floating[Any]]]):
 
     Args:
         task: "HalfCheetah", "Walker2d" or "Humanoid".
-        render_mode: None; there is no rendering.
+        render_mode: None; "rgb_array": `render()` returns a picture; "human": every step and reset
+            is shown in a window, in real time.
+        width: Of a picture, in pixels.
+        height: Of a picture, in pixels.
 
     Raises:
         ValueError: If an argument is not one of those above.
+        DependencyNotInstalled: If pictures are asked for and the library that draws, or for a
+            window the display, is missing.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
     num_diverged: int
     """Episodes that ended because their simulation diverged, since the construction."""
 
-    def __init__(self, *, task: str = "HalfCheetah", render_mode: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        task: str = "HalfCheetah",
+        render_mode: str | None = None,
+        width: int = 480,
+        height: int = 480,
+    ) -> None:
         check_task(task, TASKS)
-        refuse_rendering(render_mode, env=_NAME)
-        self.metadata = {"render_modes": []}
+        check_render_mode(render_mode, modes=("human", "rgb_array"), env=_NAME)
+        self.render_mode = render_mode
         self._simulation = VelocitySimulation(task, num_envs=1, num_threads=1)
+        self._painter = _make_painter(self._simulation, render_mode, width, height)
+        self.metadata = _metadata(type(self).metadata, self._simulation)
         self.observation_space, self.action_space = _spaces(self._simulation)
         self.num_diverged = 0
         self._title = _NAME + task
@@ -267,6 +313,8 @@ class SafetyVelocityEnv(gym.Env[FloatArray, NDArray[np.floating[Any]]]):
         self._simulation.seed([seed])
         self._simulation.reset(self._only)
         self._elapsed, self._finished, self._begun = 0, False, True
+        if self.render_mode == "human":
+            self.render()
         return self._simulation.obs[0].copy(), {"cost": 0.0}
 
     def step(
@@ -289,6 +337,8 @@ class SafetyVelocityEnv(gym.Env[FloatArray, NDArray[np.floating[Any]]]):
             self.num_diverged = count_diverged(self.num_diverged, self._only, env=_NAME)
         self._elapsed += 1
         self._finished = terminated or diverged
+        if self.render_mode == "human":
+            self.render()
         return self._simulation.obs[0].copy(), float(result.reward[0]), terminated, diverged, info
 
     def get_state(self) -> State:
@@ -313,6 +363,23 @@ class SafetyVelocityEnv(gym.Env[FloatArray, NDArray[np.floating[Any]]]):
         self._elapsed, self._finished = int(checked["elapsed"]), bool(checked["finished"])
         self._begun = True
 
+    def render(self) -> Image | None:
+        """Draw the state: uint8 (height, width, 3); None in a window.
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            RuntimeError: If there was neither a reset nor a state set.
+        """
+        require_render_mode(self.render_mode)
+        check_begun(self._begun)
+        assert self._painter is not None
+        return self._painter.draw(self._simulation.snapshot(0))
+
+    def close(self) -> None:
+        """Close the window and give back what drawing holds."""
+        if self._painter is not None:
+            self._painter.close()
+
     def _state(self) -> State:
         simulated = self._simulation.get_state(self._only)
         return {
@@ -321,6 +388,19 @@ class SafetyVelocityEnv(gym.Env[FloatArray, NDArray[np.floating[Any]]]):
             "finished": np.array(self._finished),
             **{key: rows[0] for key, rows in simulated.items()},
         }
+
+
+def _make_painter(
+    simulation: VelocitySimulation, mode: str | None, width: int, height: int
+) -> VelocityPainter | None:
+    if mode is None:
+        return None
+    seconds = simulation.seconds
+    return VelocityPainter(simulation.model, mode=mode, width=width, height=height, seconds=seconds)
+
+
+def _metadata(shared: dict[str, Any], simulation: VelocitySimulation) -> dict[str, Any]:
+    return {**shared, "render_fps": round(1 / simulation.seconds)}
 
 
 def _spaces(

@@ -108,6 +108,15 @@ class StepResult(NamedTuple):
     """True if the simulation became unstable: no reward, no cost, not terminated. (n,)."""
 
 
+class Snapshot(NamedTuple):
+    """What one copy looks like at one moment, for whoever draws it."""
+
+    qpos: FloatArray
+    """Generalised positions, (nq,)."""
+    cost: float
+    """Of the step that led here; 0 where no step did."""
+
+
 class VelocitySimulation:
     """N independent copies of a task; every copy must be reset or set before it is stepped.
 
@@ -119,6 +128,8 @@ class VelocitySimulation:
 
     obs: FloatArray
     """The last observation of every copy. To be read only. (N, obs_dim)."""
+    seconds: float
+    """Simulated time of one env step."""
 
     def __init__(self, task: str, *, num_envs: int, num_threads: int) -> None:
         self.task = TASKS[task]
@@ -132,13 +143,14 @@ class VelocitySimulation:
         self.max_action: NDArray[np.float32] = self.model.actuator_ctrlrange[:, 1].astype(
             np.float32
         )
-        self._seconds = self.model.opt.timestep * self.task.substeps
+        self.seconds = self.model.opt.timestep * self.task.substeps
         self._num_hidden = 2 if self.task.in_space else 1  # where it is in the world
         self._streams = [seeding.np_random()[0] for _ in range(num_envs)]
         self._location = np.zeros((num_envs, self._num_hidden))
         sizes = [self.model.nq - self._num_hidden, self.model.nv]
         sizes += [math.prod(field.shape[1:]) for field in self._body_fields]
         self.obs = np.zeros((num_envs, sum(sizes)))
+        self._last_cost = np.zeros(num_envs)  # to be shown, no part of the state
 
     def seed(self, seeds: Sequence[int | None]) -> None:
         """Start the random stream of each copy anew; None leaves a copy's stream as it is."""
@@ -159,6 +171,7 @@ class VelocitySimulation:
                 qvel[k] = stream.uniform(-noise, noise, self.model.nv)
         self.physics.reset(ids, qpos, qvel)
         self._location[ids] = self._locate(ids)
+        self._last_cost[ids] = 0
         self.obs[ids] = self._observe(ids)
 
     def step(self, ids: IndexArray, actions: FloatArray) -> StepResult:
@@ -174,7 +187,7 @@ class VelocitySimulation:
         unstable = self.physics.step(ids, actions, substeps=task.substeps)
         with np.errstate(over="ignore", invalid="ignore"):  # of copies that diverged
             location = self._locate(ids)
-            velocity = (location - self._location[ids]) / self._seconds
+            velocity = (location - self._location[ids]) / self.seconds
             speed = velocity[:, 0]
             if task.in_space:
                 speed = np.sqrt(velocity[:, 0] ** 2 + velocity[:, 1] ** 2)
@@ -197,8 +210,12 @@ class VelocitySimulation:
             terminated[diverged] = False
             obs[diverged] = self.obs[broken]
             location[diverged] = self._location[broken]
-        self.obs[ids], self._location[ids] = obs, location
+        self.obs[ids], self._location[ids], self._last_cost[ids] = obs, location, cost
         return StepResult(reward, cost, terminated, diverged)
+
+    def snapshot(self, i: int) -> Snapshot:
+        """What copy `i` looks like; the array is a copy."""
+        return Snapshot(self.physics.qpos[i].copy(), float(self._last_cost[i]))
 
     def get_state(self, ids: IndexArray) -> State:
         """Return all that the future of the copies `ids` depends on, one row per copy."""
@@ -213,6 +230,7 @@ class VelocitySimulation:
         """Put back what `get_state` gave for copies of the same task."""
         self.physics.set_state(ids, state["physics"])
         self._location[ids] = state["location"]
+        self._last_cost[ids] = 0
         self.obs[ids] = state["obs"]
         for i, words in zip(ids.tolist(), state["stream"].tolist(), strict=True):
             self._streams[i] = _stream(words)

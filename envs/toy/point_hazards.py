@@ -3,7 +3,7 @@
 The task is small enough to learn in seconds on a CPU and yet has the conflict of the real ones: the
 straight way to most goals leads through a hazard, and every goal can be reached around them. Both
 classes share one set of dynamics, so that env i of a batch seeded with s moves, to the last bit, as
-the single env seeded with s + i. Knows nothing of learners, preferences or rendering.
+the single env seeded with s + i. Knows nothing of learners or preferences.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from pbcrl_envs.checks import (
     State,
+    check_render_mode,
     checked_actions,
     checked_autoreset_mode,
     checked_ids,
     checked_state,
     refuse_options,
-    refuse_rendering,
+    require_render_mode,
     seed_per_env,
     task_number,
 )
+from pbcrl_envs.toy.drawing import Image, draw
 
 Floats = NDArray[np.float64]
 Obs = NDArray[np.float32]
@@ -48,6 +50,8 @@ GOAL_RADIUS = 0.1
 
 _NAME = "PointHazards"
 _AXES = "(x, y)"
+_RENDER_MODES = ("rgb_array",)
+_METADATA: dict[str, Any] = {"render_modes": list(_RENDER_MODES), "render_fps": 10}
 _BOUNDS = {"position": (-1, 1), "goal": (-1, 1), "elapsed": (0, np.inf)}
 _OBS_SPACE = Box(np.array([-1, -1, -2, -2], np.float32), np.array([1, 1, 2, 2], np.float32))
 _ACTION_SPACE = Box(-1.0, 1.0, (2,), np.float32)
@@ -71,16 +75,17 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
     axes, in [-1, 1], clipped to it, float32 (2,).
 
     Args:
-        render_mode: Only None; the task draws nothing.
+        render_mode: None, or "rgb_array": `render()` returns the arena from above.
 
     Raises:
-        ValueError: If `render_mode` is not None.
+        ValueError: If `render_mode` is another one.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's declaration
+    metadata: dict[str, Any] = _METADATA
 
     def __init__(self, *, render_mode: str | None = None) -> None:
-        refuse_rendering(render_mode, env=_NAME)
+        check_render_mode(render_mode, modes=_RENDER_MODES, env=_NAME)
+        self.render_mode = render_mode
         self.observation_space = _OBS_SPACE
         self.action_space = _ACTION_SPACE
         self._position: Floats | None = None  # (1, 2), a batch of one
@@ -124,6 +129,18 @@ class PointHazardsEnv(gymnasium.Env[Obs, NDArray[np.float32]]):
             self._goal = _draw_free_point(self.np_random)[None]
         obs = _observe(self._position, self._goal)[0]
         return obs, float(reward[0]), False, False, {"cost": float(cost[0])}
+
+    def render(self) -> Image:
+        """Draw the arena from above, uint8 (240, 240, 3).
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            ResetNeeded: If the env was never reset.
+        """
+        require_render_mode(self.render_mode)
+        if self._position is None:
+            raise ResetNeeded(_RESET_FIRST)
+        return _draw(self._position[0], self._goal[0])
 
     def get_state(self) -> State:
         """Return all that the future depends on: one row of `PointHazardsVectorEnv.get_state`.
@@ -172,13 +189,13 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         num_envs: N >= 1.
         max_episode_steps: Steps after which an episode is truncated, >= 1.
         autoreset_mode: NEXT_STEP or SAME_STEP, as the member or as its value ("NextStep").
-        render_mode: Only None; the task draws nothing.
+        render_mode: None, or "rgb_array": `render()` returns one picture per env.
 
     Raises:
         ValueError: If an argument is out of its range, or the mode is DISABLED.
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's declaration
+    metadata: dict[str, Any] = _METADATA
 
     def __init__(
         self,
@@ -188,7 +205,8 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
     ) -> None:
-        refuse_rendering(render_mode, env=_NAME)
+        check_render_mode(render_mode, modes=_RENDER_MODES, env=_NAME)
+        self.render_mode = render_mode
         for name, count in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
             if count < 1:
                 raise ValueError(f"{name} must be >= 1, got {count}")
@@ -272,6 +290,18 @@ class PointHazardsVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
                 self._start_episode(i)
             obs = _observe(self._position, self._goal)
         return obs, reward, np.zeros_like(truncated), truncated, infos
+
+    def render(self) -> tuple[Image, ...]:
+        """Draw every arena from above, N times uint8 (240, 240, 3).
+
+        Raises:
+            ValueError: If `render_mode` is None.
+            ResetNeeded: If the envs were never reset.
+        """
+        require_render_mode(self.render_mode)
+        if None in self._rngs:
+            raise ResetNeeded(_RESET_FIRST)
+        return tuple(map(_draw, self._position, self._goal))
 
     def get_state(self, ids: ArrayLike | None = None) -> State:
         """Return all that the future of some copies depends on, actions aside.
@@ -364,6 +394,12 @@ def _distance(a: Floats, b: Floats) -> Floats:
 
 def _observe(position: Floats, goal: Floats) -> Obs:
     return np.concatenate([position, goal - position], axis=1).astype(np.float32)
+
+
+def _draw(position: Floats, goal: Floats) -> Image:
+    return draw(
+        position, goal, goal_radius=GOAL_RADIUS, hazards=HAZARDS, hazard_radius=HAZARD_RADIUS
+    )
 
 
 def _draw_free_point(rng: np.random.Generator) -> Floats:

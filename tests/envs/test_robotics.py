@@ -348,7 +348,10 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
         ({"task": "Gaol1"}, "one of Goal0, .*, Button2, got 'Gaol1'; did you mean 'Goal1'"),
         ({"autoreset_mode": AutoresetMode.DISABLED}, "one of NextStep, SameStep, got .*DISABLED"),
         ({"autoreset_mode": "sometimes"}, "autoreset_mode must be one of NextStep, SameStep"),
-        ({"render_mode": "human"}, "render_mode must be None, got 'human'; leave it out"),
+        (
+            {"render_mode": "human"},
+            "must be one of 'rgb_array', None, got 'human'; with None",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):

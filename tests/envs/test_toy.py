@@ -134,7 +134,7 @@ def test_driving_around_keeps_most_of_the_return_at_no_cost():
 
 
 def test_the_single_env_satisfies_gymnasiums_own_checker():
-    check_env(PointHazardsEnv(), skip_render_check=True)
+    check_env(gymnasium.make("PointHazards-v0", render_mode="rgb_array").unwrapped)
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
@@ -262,7 +262,7 @@ def test_make_vec_gives_the_batch_its_horizon_and_passes_arguments_through():
             {"num_envs": 1, "autoreset_mode": "Disabled"},
             "one of NextStep, SameStep, got 'Disabled'",
         ),
-        ({"num_envs": 1, "render_mode": "human"}, "render_mode must be None, got 'human'"),
+        ({"num_envs": 1, "render_mode": "human"}, "must be one of 'rgb_array', None, got 'human'"),
     ],
 )
 def test_arguments_out_of_range_are_refused_by_name(arguments, message):
@@ -294,8 +294,57 @@ def test_the_single_env_refuses_the_same():
         env.step(np.array([np.nan, 0], np.float32))
     with pytest.raises(ValueError, match=r"must have shape \(2,\), got \(1, 2\)"):
         env.step(np.zeros((1, 2), np.float32))
-    with pytest.raises(ValueError, match="render_mode must be None, got 'rgb_array'"):
-        PointHazardsEnv(render_mode="rgb_array")
+    with pytest.raises(ValueError, match="must be one of 'rgb_array', None, got 'depth'"):
+        PointHazardsEnv(render_mode="depth")
+    with pytest.raises(ValueError, match='is None; make the env with render_mode="rgb_array"'):
+        env.render()
+
+
+# -- Pictures --------------------------------------------------------------------------------------
+
+
+def pixel(image, place):
+    """The colour where (x, y) of the arena is drawn: x to the right, y upwards."""
+    x, y = place
+    return image[int((1 - y) * len(image) / 2), int((1 + x) * len(image) / 2)].tolist()
+
+
+def test_a_picture_shows_hazards_goal_and_point_where_they_are():
+    env = PointHazardsEnv(render_mode="rgb_array")
+    obs, _ = env.reset(seed=1)
+    image = env.render()
+    assert image.shape == (240, 240, 3)
+    assert image.dtype == np.uint8
+    for hazard in HAZARDS:
+        assert pixel(image, hazard) == [120, 118, 230]
+        assert pixel(image, hazard + 0.65 * HAZARD_RADIUS) == [120, 118, 230]
+    assert pixel(image, obs[:2]) == [189, 11, 47]
+    assert pixel(image, obs[:2] + obs[2:]) == [60, 220, 60]
+    assert pixel(image, (0, 0)) == [221, 217, 208]
+
+
+def test_the_point_glows_while_it_costs():
+    env = PointHazardsEnv(render_mode="rgb_array")
+    env.reset(seed=0)
+    for position, cost in [(HAZARDS[0], 1), (np.zeros(2), 0)]:
+        env._position = position[None].copy()
+        *_, info = env.step(np.zeros(2, np.float32))
+        assert info["cost"] == cost
+        halo = pixel(env.render(), position + np.array([0.06, 0])) == [255, 120, 110]
+        assert halo == bool(cost)
+
+
+def test_a_batch_draws_what_the_single_envs_draw():
+    envs = PointHazardsVectorEnv(2, render_mode="rgb_array")
+    envs.reset(seed=4)
+    envs.step(np.ones((2, 2), np.float32))
+    images = envs.render()
+    assert isinstance(images, tuple)
+    for i, image in enumerate(images):
+        env = PointHazardsEnv(render_mode="rgb_array")
+        env.reset(seed=4 + i)
+        env.step(np.ones(2, np.float32))
+        np.testing.assert_array_equal(image, env.render())
 
 
 @pytest.mark.parametrize("env", [PointHazardsEnv(), PointHazardsVectorEnv(1)])

@@ -181,7 +181,7 @@ def test_a_speed_of_exactly_the_limit_costs_nothing_and_one_rounding_more_costs_
         put(env, qvel={0: 2.0})
         before = env._simulation._location.copy()
         cost = env.step(still(env))[4]["cost"]
-        velocity = (env._simulation._location - before)[0] / env._simulation._seconds
+        velocity = (env._simulation._location - before)[0] / env._simulation.seconds
         return np.sqrt((velocity**2).sum()), cost
 
     speed, _ = step()
@@ -248,7 +248,7 @@ def test_effort_is_priced_by_the_squared_action(task):
     start = simulation._location.copy()
     action = np.full((1, SIZES[task][1]), LARGEST[task] / 2)
     reward = simulation.step(np.zeros(1, dtype=np.intp), action).reward[0]
-    velocity = (simulation._location - start)[0, 0] / simulation._seconds
+    velocity = (simulation._location - start)[0, 0] / simulation.seconds
     alive, weight = TASKS[task].alive_reward, TASKS[task].forward_weight
     assert reward == pytest.approx(weight * velocity + alive - price * (action**2).sum(), abs=1e-12)
 
@@ -569,7 +569,7 @@ def test_a_single_env_reports_that_it_diverged():
         ({"num_threads": -1}, "num_threads must be >= 0, got -1; 0 takes one thread per CPU"),
         ({"task": "Walker"}, "one of HalfCheetah, Walker2d, Humanoid, got 'Walker'; did you mean"),
         ({"autoreset_mode": AutoresetMode.DISABLED}, "one of NextStep, SameStep, got .*DISABLED"),
-        ({"render_mode": "human"}, "render_mode must be None, got 'human'; leave it out"),
+        ({"render_mode": "human"}, "must be one of 'rgb_array', None, got 'human'"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
