@@ -14,6 +14,7 @@ from typing import Annotated
 import numpy as np
 import torch
 import tyro
+from film import check_film, film
 from run_io import (
     action_bounds,
     flat_dims,
@@ -56,6 +57,8 @@ class Args:
     """of the first env; env i gets seed + i"""
     stochastic: bool = False
     """sample actions instead of taking their mean"""
+    capture_video: int = 0
+    """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch"""
 
@@ -160,6 +163,14 @@ def play(
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
 
 
+@torch.no_grad()
+def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the deterministic policy's action in one observation, clipped to its bounds."""
+    mean: Tensor = agent.mean(agent.normalize(torch.as_tensor(obs, dtype=torch.float32)))
+    action: np.ndarray = np.clip(mean.numpy(), low, high)
+    return action
+
+
 def interval(values: np.ndarray) -> float:
     """Half-width of the normal 95 % interval of the mean."""
     return float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
@@ -183,6 +194,7 @@ def evaluate(args: Args) -> None:
     limit = resolve_cost_limit(env_id, given)
     envs = make_envs(env_id, 1)
     found = flat_dims(envs)
+    low, high = action_bounds(envs)
     envs.close()
     if found != (meta["obs_dim"], meta["act_dim"]):
         raise MismatchError(
@@ -191,6 +203,8 @@ def evaluate(args: Args) -> None:
         )
     agent = Agent(meta["obs_dim"], meta["act_dim"], hidden_sizes=tuple(meta["hidden_sizes"]))
     agent.load_state_dict(tensors)
+    if args.capture_video > 0:
+        check_film(env_id)
     returns, episodes = play(
         agent, env_id, episodes=args.episodes, seed=args.seed, deterministic=not args.stochastic
     )
@@ -206,11 +220,22 @@ def evaluate(args: Args) -> None:
         "cost_limit": limit,
         "bias": bias(float(true.mean()), limit) if np.isfinite(limit) else None,
     }
+    cost_model = None
     if (folder / "cost_model.safetensors").exists():
         cost_model, _ = CostModel.load(folder / "cost_model.safetensors")
         result["learned_cost"] = float(cost_model.score(episodes).mean())
         result |= report(cost_model, episodes, limit)
     print_table(result)
+    if args.capture_video > 0:
+        films = film(
+            env_id,
+            lambda obs: act(agent, obs, low, high),
+            episodes=args.capture_video,
+            seed=args.seed,
+            folder=folder / "videos",
+            cost_model=cost_model,
+        )
+        print("\n".join(f"   filmed {path}" for path in films))
 
 
 if __name__ == "__main__":

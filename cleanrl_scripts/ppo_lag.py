@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from film import check_film, film
 from run_io import (
     Run,
     action_bounds,
@@ -92,6 +93,8 @@ class Args:
 
     eval_episodes: int = 50
     """episodes of the final evaluation, deterministic and again stochastic"""
+    capture_video: int = 0
+    """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
     runs_dir: str = "runs"
@@ -239,6 +242,14 @@ def play(
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
 
 
+@torch.no_grad()
+def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the deterministic policy's action in one observation, clipped to its bounds."""
+    mean: Tensor = agent.mean(agent.normalize(torch.as_tensor(obs, dtype=torch.float32)))
+    action: np.ndarray = np.clip(mean.numpy(), low, high)
+    return action
+
+
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
@@ -249,6 +260,8 @@ def train(args: Args) -> Path:
     noise = torch.Generator().manual_seed(args.seed)
     envs = make_envs(args.env_id, args.num_envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    if args.capture_video > 0:
+        check_film(args.env_id)
     obs_dim, act_dim = flat_dims(envs)
     low, high = action_bounds(envs)
     lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
@@ -440,6 +453,15 @@ def train(args: Args) -> Path:
             seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
             returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
             noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
+        if args.capture_video > 0:
+            with run.phase(f"films of {args.capture_video} episodes in {run.folder / 'videos'}"):
+                film(
+                    args.env_id,
+                    lambda obs: act(agent, obs, low, high),
+                    episodes=args.capture_video,
+                    seed=args.seed + 1_000_000,
+                    folder=run.folder / "videos",
+                )
         eval_cost = float(np.mean([episode.true_cost for episode in episodes]))
         env_steps = iteration * args.batch_size
         tail = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)

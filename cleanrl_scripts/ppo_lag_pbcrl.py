@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from film import check_film, film
 from run_io import (
     INTERRUPTED,
     Run,
@@ -150,6 +151,8 @@ class Args:
 
     eval_episodes: int = 50
     """episodes of the final evaluation, deterministic and again stochastic"""
+    capture_video: int = 0
+    """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
     runs_dir: str = "runs"
@@ -313,6 +316,7 @@ def recorded_labels(args: Args) -> list[Label]:
         ) from error
     # What may differ changes neither the queries nor their order.
     free = {"env_id", "cost_limit", "dataset", "replay_labels", "runs_dir", "run_name"}
+    free |= {"capture_video"}
     now = json.loads(json.dumps(asdict(args)))
     differing = sorted(name for name in now if name not in free and bought.get(name) != now[name])
     if differing:
@@ -379,6 +383,14 @@ def play(
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
 
 
+@torch.no_grad()
+def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return the deterministic policy's action in one observation, clipped to its bounds."""
+    mean: Tensor = agent.mean(agent.normalize(torch.as_tensor(obs, dtype=torch.float32)))
+    action: np.ndarray = np.clip(mean.numpy(), low, high)
+    return action
+
+
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
@@ -404,6 +416,8 @@ def train(args: Args) -> Path:
     noise = torch.Generator().manual_seed(online_seed)
     base_envs = make_envs(args.env_id, args.num_envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    if args.capture_video > 0:
+        check_film(args.env_id)
     total = args.num_iterations * args.batch_size
     oracle: Oracle = SyntheticOracle(
         limit,
@@ -738,6 +752,16 @@ def train(args: Args) -> Path:
             seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
             returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
             noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
+        if args.capture_video > 0:
+            with run.phase(f"films of {args.capture_video} episodes in {run.folder / 'videos'}"):
+                film(
+                    args.env_id,
+                    lambda obs: act(agent, obs, low, high),
+                    episodes=args.capture_video,
+                    seed=args.seed + 1_000_000,
+                    folder=run.folder / "videos",
+                    cost_model=cost_model,
+                )
         eval_cost = float(np.mean([episode.true_cost for episode in episodes]))
         env_steps = iteration * args.batch_size
         recent = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)

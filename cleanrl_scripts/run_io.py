@@ -25,6 +25,7 @@ import gymnasium as gym
 import numpy as np
 import tyro
 from gymnasium.envs.registration import load_env_creator
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -267,7 +268,7 @@ def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | No
     args = tyro.cli(args_type, args=argv)
     try:
         train(args)
-    except (PbcrlError, ValueError, RuntimeError, OSError) as error:
+    except (PbcrlError, ValueError, RuntimeError, OSError, DependencyNotInstalled) as error:
         if os.environ.get("PBCRL_TRACEBACK"):
             raise
         sys.exit(f"error: {error}\n(PBCRL_TRACEBACK=1 shows where)")

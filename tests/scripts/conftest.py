@@ -104,12 +104,20 @@ class Falling(gym.Wrapper):
         return obs, reward, bool(obs[0] > 0.9), truncated, info
 
 
+def blind(**kwargs):
+    """The toy without a way to draw it."""
+    env = PointHazardsEnv(**kwargs)
+    env.metadata = {"render_modes": []}
+    return env
+
+
 VARIANTS = {
     "TestToy-v0": PointHazardsEnv,
     "TestToyOtherCost-v0": lambda **kw: OtherCost(PointHazardsEnv(**kw)),
     "TestToyNoCost-v0": lambda **kw: NoCost(PointHazardsEnv(**kw)),
     "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
     "TestToyFalling-v0": lambda **kw: Falling(PointHazardsEnv(**kw)),
+    "TestToyBlind-v0": blind,
     "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
 }
 

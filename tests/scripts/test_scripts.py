@@ -7,9 +7,11 @@ import sys
 import time
 from dataclasses import replace
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
+from gymnasium.error import DependencyNotInstalled
 
 from pbcrl import (
     CostModel,
@@ -87,7 +89,9 @@ def test_functions_of_the_same_name_are_identical_across_scripts():
 def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     scripts, tmp_path, toy_dataset, capsys
 ):
-    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
+    arguments = small_pbcrl(scripts, tmp_path, toy_dataset, capture_video=1)
+    folder = scripts.ppo_lag_pbcrl.train(arguments)
+    assert len(frames_of(folder / "videos" / "seed-1000000.mp4")) == 100
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary) >= set(CONTRACT.split())
     assert summary["env_steps"] == 1200
@@ -429,3 +433,47 @@ def test_ctrl_c_while_collecting_keeps_the_episodes_and_says_where(tmp_path):
     assert process.returncode == 130
     assert f"go on with --dataset {tmp_path / 'run' / 'collected'}" in output
     assert len(TrajectoryDataset(tmp_path / "run" / "collected")) >= 4
+
+
+# -- Films -----------------------------------------------------------------------------------------
+
+
+def frames_of(film):
+    """The pictures of a film of the toy, (frames, height, width, 3)."""
+    to_pixels = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    ffmpeg = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(film), *to_pixels]
+    pixels = subprocess.run(ffmpeg, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+    return np.frombuffer(pixels.stdout, dtype=np.uint8).reshape(-1, 240 + 26, 240, 3)
+
+
+def test_a_run_and_its_evaluation_film_what_was_asked_for(scripts, tmp_path, capsys):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, capture_video=2))
+    films = sorted((folder / "videos").iterdir())
+    assert [film.name for film in films] == ["seed-1000000.mp4", "seed-1000001.mp4"]
+    first, *_, last = frames = frames_of(films[0]).astype(int)
+    assert len(frames) == 100  # every step of an episode, as there are only 10 a second
+    for part in (slice(0, 240), slice(240, None)):  # the point has moved, the numbers have changed
+        assert (np.abs(first[part] - last[part]).max(axis=-1) > 50).any()
+    scripts.evaluate.evaluate(
+        scripts.evaluate.Args(str(folder), episodes=2, seed=7, capture_video=1, torch_threads=1)
+    )
+    assert f"filmed {folder / 'videos' / 'seed-7.mp4'}" in capsys.readouterr().out
+    assert (folder / "videos" / "seed-7.mp4").stat().st_size > 1000
+
+
+def test_without_the_extra_a_film_is_refused_before_anything_is_trained(
+    scripts, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as if it were not installed
+    with pytest.raises(DependencyNotInstalled, match=r"pip install 'pbcrl\[video\]', or leave out"):
+        scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, capture_video=1))
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_env_that_cannot_be_drawn_is_refused_before_training(scripts, tmp_path):
+    with pytest.raises(ValueError, match='needs an env with render mode "rgb_array"'):
+        scripts.ppo_lag.train(
+            small_ppo_lag(
+                scripts, tmp_path, env_id="TestToyBlind-v0", cost_limit=5, capture_video=1
+            )
+        )
