@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-fast lint bench toy env clean
+.PHONY: run test test-fast lint bench toy pictures env clean
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
@@ -31,6 +31,9 @@ bench: env
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)
+
+pictures: env
+	$(BIN)/python docs/make_pictures.py $(ARGS)
 
 env: $(READY)
 
