@@ -42,7 +42,7 @@ def small_pbcrl(scripts, tmp_path, dataset, **changes):
         "offline_queries": 200,
         "online_queries": 12,
         "finetune_interval": 2,
-        "cost_lr": 3e-3,
+        "cost_lr": 1e-3,
         "cost_batch_size": 64,
         "pretrain_epochs": 10,
         "dataset": dataset and str(dataset),
