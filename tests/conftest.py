@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import torch
 
@@ -6,3 +8,10 @@ import torch
 def _one_torch_thread():
     """Sums are then added in one order on every machine, and small tensors are faster."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_reaches_children():
+    """A shell starts what runs in its background with Ctrl-C ignored, and children inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
