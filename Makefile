@@ -2,6 +2,8 @@
 #   make run     the main job: learn a cost from preferences, train PPO-Lag under it
 #   make test    lint, types, tests
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter.
+# `make parity` compares the robot tasks with the real Safety-Gymnasium, which has an environment of
+# its own; PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11.
 PYTHON ?= python3
 ENV_ID ?= SafetyPointButton1-v0
 ARGS ?=
@@ -9,7 +11,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-fast lint bench toy pictures env clean
+PARITY_PYTHON ?= $(firstword $(shell command -v python3.11 python3.10) $(PYTHON))
+PARITY_VENV := .venv-parity
+PARITY_BIN := $(PARITY_VENV)/bin
+PARITY_READY := $(PARITY_VENV)/.ready
+
+.PHONY: run test test-fast lint parity bench toy pictures env parity-env clean
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
@@ -25,6 +32,9 @@ lint: env
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=.typings:cleanrl_scripts $(BIN)/mypy cleanrl_scripts/*.py tests/benchmarks/*.py
+
+parity: env parity-env
+	PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
 
 bench: env
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py $(ARGS)
@@ -44,5 +54,16 @@ $(READY): pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[dev]"
 	touch $@
 
+parity-env: $(PARITY_READY)
+
+$(PARITY_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt
+	$(PARITY_PYTHON) -m venv $(PARITY_VENV)
+	$(PARITY_BIN)/python -m pip install --quiet pip==26.3
+	@echo "installing Safety-Gymnasium 1.0.0 and its MuJoCo 2.3.3 into $(PARITY_VENV)"
+	$(PARITY_BIN)/python -m pip install --quiet --no-deps --requirement .ci/parity-requirements.txt
+	$(PARITY_BIN)/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
+	$(PARITY_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(PARITY_VENV) build *.egg-info

@@ -1,7 +1,8 @@
 """Tasks with costs, registered with Gymnasium by `import pbcrl_envs`.
 
 Every env reports the cost of a step in `info["cost"]`. Importing this package loads no simulator:
-the entry points are strings that Gymnasium resolves on `make`.
+the entry points are strings that Gymnasium resolves on `make`. The tasks need Gymnasium 1.1; under
+an older one nothing is registered, and `pbcrl_envs.upstream` has the real Safety-Gymnasium.
 """
 
 if __name__ != "pbcrl_envs":
@@ -26,8 +27,12 @@ __all__ = [
     "cost_limit",
 ]
 
+_SUPPORTED = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 1)
+
 
 def _register(env_id: str, horizon: int, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
+    if not _SUPPORTED:
+        return
     known = gymnasium.registry.get(env_id)
     if known is not None and known.entry_point == env:
         return  # a reload of this module; an id that someone else took is overridden with a warning

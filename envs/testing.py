@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import count
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, VectorEnv
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
 
 
 class CostEnvError(Exception):
@@ -77,8 +79,11 @@ def check_cost_vector_env(
 
     Raises:
         CostEnvError: If the batch breaks the contract.
+        ImportError: If Gymnasium is older than 1.1, whose batches have no such contract.
         ValueError: If `max_steps` is below 1.
     """
+    from gymnasium.vector import AutoresetMode  # absent before Gymnasium 1.1
+
     _check_max_steps(max_steps)
     _check_spaces(envs.single_observation_space, envs.single_action_space)
     mode = envs.metadata.get("autoreset_mode")

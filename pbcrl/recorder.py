@@ -24,14 +24,17 @@ def finished_trajectories(infos: Mapping[str, Any]) -> list[Trajectory]:
     """Return the episodes that ended in this step, in the order of their environments.
 
     Takes what `step` of either wrapper returned, or a Gymnasium vector env over single wrappers in
-    either autoreset mode; no episode gives an empty list.
+    either autoreset mode, or of Gymnasium before 1.0; no episode gives an empty list.
 
     Args:
         infos: The info of a single env or of a vector env.
     """
     found: list[Trajectory] = []
-    if isinstance(infos.get("final_info"), Mapping):
-        found += finished_trajectories(infos["final_info"])
+    final = infos.get("final_info", ())
+    # Gymnasium before 1.0 keeps an array of dicts, with None for envs whose episode goes on.
+    for final_info in [final] if isinstance(final, Mapping) else final:
+        if final_info is not None:
+            found += finished_trajectories(final_info)
     entry = infos.get("trajectory")
     if isinstance(entry, Trajectory):
         found.append(entry)

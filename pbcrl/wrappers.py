@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.wrappers import Autoreset
+from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.cost_model import CostModel
@@ -30,6 +29,15 @@ from pbcrl.recorder import (
     step_costs,
 )
 from pbcrl.trajectory import FloatArray
+
+if TYPE_CHECKING:
+    from gymnasium.vector import AutoresetMode, VectorWrapper
+    from gymnasium.wrappers import Autoreset
+else:
+    # Gymnasium before 1.1, as the real Safety-Gymnasium needs it: single envs only.
+    AutoresetMode = getattr(gym.vector, "AutoresetMode", None)
+    VectorWrapper = getattr(gym.vector, "VectorWrapper", object)
+    Autoreset = getattr(gym.wrappers, "Autoreset", None) or gym.wrappers.AutoResetWrapper
 
 
 class PreferenceCostWrapper(
@@ -153,11 +161,18 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
 
     Raises:
+        ImportError: If Gymnasium is older than 1.1.
         ValueError: If a space is no 1-D Box or does not fit the cost model, or if the autoreset
             mode is not given or DISABLED.
     """
 
     def __init__(self, envs: VectorEnv, cost_model: CostModel) -> None:
+        if AutoresetMode is None:
+            raise ImportError(
+                "the vector wrapper needs gymnasium >= 1.1, whose vector envs say when they reset "
+                f"themselves, got gymnasium {gym.__version__}; wrap the single envs with "
+                "PreferenceCostWrapper, or install a newer gymnasium"
+            )
         super().__init__(envs)
         _require_flat_spaces(
             envs.single_observation_space,
