@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import numpy as np
@@ -59,6 +61,10 @@ class Args:
     """sample actions instead of taking their mean"""
     capture_video: int = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
+    upstream: bool = False
+    """play as many episodes in the real Safety-Gymnasium too, and compare"""
+    upstream_python: str = ".venv-parity/bin/python"
+    """interpreter of an environment with the real Safety-Gymnasium"""
     torch_threads: int = 2
     """threads of PyTorch"""
 
@@ -176,6 +182,38 @@ def interval(values: np.ndarray) -> float:
     return float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan
 
 
+def difference_interval(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Half-width of the normal 95 % interval of the difference of two independent means."""
+    return float(np.hypot(interval(ours), interval(theirs)))
+
+
+def play_upstream(args: Args, env_id: str) -> tuple[np.ndarray, np.ndarray]:
+    """Play the policy in the real Safety-Gymnasium; return the episodes' returns and costs."""
+    # Unresolved: the interpreter of a virtual environment is a link, and the link is what counts.
+    python = Path(args.upstream_python).absolute()
+    if not python.exists():
+        raise ValueError(
+            "--upstream needs a Python with the real Safety-Gymnasium, whose Gymnasium this "
+            f"environment cannot have; there is none at {python}; build it by `make parity-env`, "
+            "or name another with --upstream-python"
+        )
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "episodes.npz"
+        command = [str(python), str(Path(__file__).with_name("play_upstream.py"))]
+        command += [str(Path(args.run) / "agent.safetensors"), str(output), f"--env-id={env_id}"]
+        command += [f"--episodes={args.episodes}", f"--seed={args.seed}"]
+        command += ["--stochastic"] * args.stochastic
+        child = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if child.returncode != 0:
+            lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]
+            raise RuntimeError(
+                f"the real Safety-Gymnasium must play {env_id}, but {python} failed: "
+                f"{lines[-1].removeprefix('error: ')}"
+            )
+        with np.load(output, allow_pickle=False) as episodes:
+            return episodes["returns"], episodes["costs"]
+
+
 def evaluate(args: Args) -> None:
     require_positive(args, "episodes", "torch_threads")
     torch.set_num_threads(args.torch_threads)
@@ -225,6 +263,16 @@ def evaluate(args: Args) -> None:
         cost_model, _ = CostModel.load(folder / "cost_model.safetensors")
         result["learned_cost"] = float(cost_model.score(episodes).mean())
         result |= report(cost_model, episodes, limit)
+    if args.upstream:
+        their_returns, their_costs = play_upstream(args, env_id)
+        result["upstream_return"] = float(their_returns.mean())
+        result["upstream_return_interval"] = interval(their_returns)
+        result["return_difference"] = float(returns.mean() - their_returns.mean())
+        result["return_difference_interval"] = difference_interval(returns, their_returns)
+        result["upstream_true_cost"] = float(their_costs.mean())
+        result["upstream_true_cost_interval"] = interval(their_costs)
+        result["true_cost_difference"] = float(true.mean() - their_costs.mean())
+        result["true_cost_difference_interval"] = difference_interval(true, their_costs)
     print_table(result)
     if args.capture_video > 0:
         films = film(

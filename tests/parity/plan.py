@@ -1,0 +1,94 @@
+"""What is compared: the tasks as a table, and the jobs of the real package in their order."""
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much of one task is compared."""
+
+    episodes: int = 0
+    """Whole episodes a side; 0 leaves the rung out."""
+    layouts: int = 20
+    """Seeds whose layouts or first observations are compared."""
+    steps: int = 400
+    """Steps recorded from each of four seeds."""
+
+
+NAVIGATION = {
+    "Goal0": Comparison(layouts=100),
+    "Goal1": Comparison(layouts=100, episodes=200),
+    "Goal2": Comparison(),
+    "Push0": Comparison(layouts=100),
+    "Push1": Comparison(layouts=100, episodes=200),
+    "Push2": Comparison(),
+    "Button0": Comparison(layouts=100),
+    "Button1": Comparison(layouts=60, episodes=200),
+    "Button2": Comparison(layouts=10),
+}
+"""A crowded layout takes the package a second to draw, hence fewer of them."""
+VELOCITY = {
+    "HalfCheetahVelocity": Comparison(layouts=100, episodes=200),
+    "Walker2dVelocity": Comparison(layouts=100, episodes=400),
+    "HumanoidVelocity": Comparison(layouts=100, episodes=400),
+}
+
+_CHOSEN = os.environ.get("PBCRL_PARITY_TASKS", "").split()
+_CHUNK = 50
+
+
+def chosen(tasks):
+    return {name: row for name, row in tasks.items() if not _CHOSEN or name in _CHOSEN}
+
+
+def policy_of(task):
+    return task.removesuffix("Velocity").rstrip("012").lower()
+
+
+def episode_jobs(task, row):
+    first = range(0, row.episodes, _CHUNK)
+    return [
+        {
+            "kind": "episodes",
+            "task": task,
+            "policy": policy_of(task),
+            "seeds": [start, min(start + _CHUNK, row.episodes)],
+        }
+        for start in first
+    ]
+
+
+def layout_job(task, row):
+    kind = "first_observations" if task in VELOCITY else "layouts"
+    return {"kind": kind, "task": task, "seeds": [0, row.layouts], "resets": 2}
+
+
+def steps_job(task, row):
+    if task in VELOCITY:
+        policy, kind = policy_of(task), "velocity_steps"
+    else:
+        policy, kind = "bump", "navigation_steps"
+    return {"kind": kind, "task": task, "policy": policy, "seeds": [0, 4], "steps": row.steps}
+
+
+def models_job(task):
+    return {"kind": "models", "task": task, "seeds": [0, 4]}
+
+
+LEARNING_JOB = {"kind": "learning", "task": "Goal1", "max_steps": 100}
+
+
+def jobs():
+    """The short jobs of all tasks, then the episodes, those of the slowest tasks first."""
+    rows = {**chosen(NAVIGATION), **chosen(VELOCITY)}
+    for task, row in rows.items():
+        yield layout_job(task, row)
+        yield steps_job(task, row)
+        if task in NAVIGATION:
+            yield models_job(task)
+    if not _CHOSEN:
+        yield LEARNING_JOB
+    slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")
+    for task in sorted(rows, key=lambda name: (slowest + (name,)).index(name)):
+        yield from episode_jobs(task, rows[task])

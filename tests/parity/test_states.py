@@ -1,0 +1,139 @@
+"""Rungs (b) and (c): what is computed from a recorded state, and one step onwards from it."""
+
+import numpy as np
+import pytest
+
+from tests.parity import native, plan
+from tests.parity.real_side import CONTACTS
+
+BLOCK = 100
+NAVIGATION = pytest.mark.parametrize("task", plan.chosen(plan.NAVIGATION))
+
+
+@NAVIGATION
+def test_lidar_reward_cost_and_goal_are_the_same_functions_of_a_state(task, real, report):
+    rows = real(**plan.steps_job(task, plan.NAVIGATION[task]))
+    envs = native.make(task, BLOCK)
+    envs.reset(seed=0)
+    simulation, everyone = envs.unwrapped._simulation, np.arange(BLOCK)
+    errors = {"lidar": 0.0, "reward": 0.0}
+    for chosen in native.blocks(len(rows["reward"]), BLOCK):
+        before = native.recorded_state(envs, rows, "before_", chosen)
+        after = native.recorded_state(envs, rows, "after_", chosen)
+        # The world after the step, judged by the goal, the timer and the distances before it.
+        envs.set_state(before)
+        distances = simulation._distances.copy()
+        moved = {key: after[key] for key in ("time", "qpos", "qvel", "qacc_warmstart", "mocap_pos")}
+        spent = {
+            "stream_words": before["stream_words"],
+            "stream_position": before["stream_position"],
+        }
+        envs.set_state({**before, **moved, **spent})
+        simulation._distances[:] = distances
+        simulation._steps_to_skip += 1
+        reward, cost, terminated = simulation._judge(everyone)
+        judged = envs.get_state()
+
+        errors["reward"] = max(errors["reward"], np.abs(reward - rows["reward"][chosen]).max())
+        np.testing.assert_array_equal(cost, rows["cost"][chosen])
+        np.testing.assert_array_equal(reward > 0.9, rows["goal_met"][chosen])
+        np.testing.assert_array_equal(terminated, rows["terminated"][chosen])
+        for key in ("positions", "goal_button", "button_timer", "stream_words", "stream_position"):
+            np.testing.assert_array_equal(judged[key], after[key], err_msg=key)
+
+        envs.set_state(after)
+        lidar = simulation.observe(everyone)[:, 12:]
+        errors["lidar"] = max(errors["lidar"], np.abs(lidar - rows["obs"][chosen, 12:]).max())
+    report(
+        "b",
+        task=task,
+        states=len(rows["reward"]),
+        goals=int(rows["goal_met"].sum()),
+        **{"unsafe steps": int(rows["cost"].sum())},
+        lidar=f"{errors['lidar']:.0e}",
+        reward=f"{errors['reward']:.0e}",
+        **{"costs that differ": 0},
+    )
+    assert max(errors.values()) < 1e-9
+
+
+def one_step_errors(task, rows):
+    """Largest error of velocity, position and observation of each row, one native step on."""
+    envs = native.make(task, BLOCK)
+    envs.reset(seed=0)
+    found = {key: np.zeros(len(rows["reward"])) for key in ("qvel", "qpos", "obs", "reward")}
+    cost = np.zeros(len(rows["reward"]))
+    for chosen in native.blocks(len(cost), BLOCK):
+        envs.set_state(native.recorded_state(envs, rows, "before_", chosen))
+        obs, reward, terminated, truncated, infos = envs.step(rows["action"][chosen])
+        ended = terminated | truncated
+        after = envs.get_state()
+        shown = np.where(ended[:, None], infos.get("final_obs", obs), obs)
+        cost[chosen] = infos["cost"]
+        expected = native.recorded_state(envs, rows, "after_", chosen)
+        qpos = after["qpos"]
+        if task in plan.NAVIGATION:
+            qpos = native.same_signs(qpos, expected["qpos"])
+        found["obs"][chosen] = np.abs(shown - rows["obs"][chosen]).max(axis=1)
+        found["reward"][chosen] = np.abs(reward - rows["reward"][chosen])
+        found["qvel"][chosen] = np.abs(after["qvel"] - expected["qvel"]).max(axis=1)
+        found["qpos"][chosen] = np.abs(qpos - expected["qpos"]).max(axis=1)
+        for errors in (found["qvel"], found["qpos"]):
+            errors[chosen[ended]] = 0.0  # already reset
+    return found, cost
+
+
+LIMITS = {
+    "floor": (1e-9, 1e-3),
+    "sphere": (1e-5, 1e-1),
+    "cylinder": (1e-1, 1.0),
+    "box": (1.0, 20.0),
+}
+"""Median and largest error in velocity that is allowed, by the worst contact of the step."""
+
+
+@NAVIGATION
+def test_a_step_from_a_recorded_state_differs_only_as_contacts_between_boxes_do(task, real, report):
+    rows = real(**plan.steps_job(task, plan.NAVIGATION[task]))
+    errors, cost = one_step_errors(task, rows)
+    for number, contact in enumerate(CONTACTS):
+        of_class = rows["contact"] == number
+        if not of_class.any():
+            continue
+        report(
+            "c",
+            task=task,
+            contact=contact,
+            steps=int(of_class.sum()),
+            **{
+                f"{name}, {key}": f"{statistic(errors[key][of_class]):.0e}"
+                for key in ("qvel", "obs")
+                for name, statistic in (("median", np.median), ("max", np.max))
+            },
+            **{"costs that differ": int((cost != rows["cost"])[of_class].sum())},
+        )
+        median, largest = LIMITS[contact]
+        assert np.median(errors["qvel"][of_class]) < median
+        assert errors["qvel"][of_class].max() < largest
+    assert (cost != rows["cost"]).mean() < 0.01
+
+
+@pytest.mark.parametrize("task", plan.chosen(plan.VELOCITY))
+def test_a_step_of_a_robot_is_that_of_the_real_package(task, real, report):
+    rows = real(**plan.steps_job(task, plan.VELOCITY[task]))
+    errors, cost = one_step_errors(task, rows)
+    report(
+        "c",
+        task=task,
+        contact="floor",
+        steps=len(cost),
+        **{
+            f"{name}, {key}": f"{statistic(errors[key]):.0e}"
+            for key in ("qvel", "obs")
+            for name, statistic in (("median", np.median), ("max", np.max))
+        },
+        **{"costs that differ": int((cost != rows["cost"]).sum())},
+    )
+    np.testing.assert_array_equal(cost, rows["cost"])
+    assert errors["reward"].max() < 1e-9
+    assert np.median(errors["obs"]) < 1e-9
