@@ -82,8 +82,13 @@ def check_cost_vector_env(
         ImportError: If Gymnasium is older than 1.1, whose batches have no such contract.
         ValueError: If `max_steps` is below 1.
     """
-    from gymnasium.vector import AutoresetMode  # absent before Gymnasium 1.1
-
+    try:
+        from gymnasium.vector import AutoresetMode
+    except ImportError as error:
+        raise ImportError(
+            "the check of a batch needs gymnasium >= 1.1, where a batch says how it resets, got "
+            f"gymnasium {gymnasium.__version__}; install a newer one, or check single envs"
+        ) from error
     _check_max_steps(max_steps)
     _check_spaces(envs.single_observation_space, envs.single_action_space)
     mode = envs.metadata.get("autoreset_mode")

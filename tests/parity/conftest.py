@@ -15,9 +15,9 @@ import pytest
 
 from tests.parity import plan
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("PBCRL_PARITY_PYTHON")
-REPORT = HERE.parents[1] / "build" / "parity.md"
+REPORT = ROOT / "build" / "parity.md"
 
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 
@@ -45,7 +45,8 @@ class RealPackage:
     def _run(self, job, number):
         output = self._folder / f"{number}.npz"
         child = subprocess.run(
-            [PYTHON, HERE / "real_side.py", job, output],
+            [Path(PYTHON).absolute(), "-m", "tests.parity.real_side", job, output],
+            cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
             capture_output=True,
             text=True,
@@ -58,9 +59,9 @@ class RealPackage:
 
 
 @pytest.fixture(scope="session")
-def real(tmp_path_factory):
+def real(request, tmp_path_factory):
     package = RealPackage(tmp_path_factory.mktemp("real"))
-    for job in plan.jobs():
+    for job in plan.jobs({item.path.name for item in request.session.items}):
         package.start(**job)
     yield package
     package.stop()

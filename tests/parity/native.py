@@ -1,4 +1,4 @@
-"""The native tasks' side: envs by the names of the plan, in states that the real package recorded."""
+"""The native tasks' side: envs by the names of the plan, in states of the real package."""
 
 import gymnasium
 import numpy as np

@@ -79,16 +79,19 @@ def models_job(task):
 LEARNING_JOB = {"kind": "learning", "task": "Goal1", "max_steps": 100}
 
 
-def jobs():
-    """The short jobs of all tasks, then the episodes, those of the slowest tasks first."""
+def jobs(files):
+    """The jobs of the test `files`: the short ones, then episodes, of the slowest tasks first."""
     rows = {**chosen(NAVIGATION), **chosen(VELOCITY)}
     for task, row in rows.items():
-        yield layout_job(task, row)
-        yield steps_job(task, row)
-        if task in NAVIGATION:
+        if "test_seeds.py" in files:
+            yield layout_job(task, row)
+        if "test_states.py" in files:
+            yield steps_job(task, row)
+        if "test_template.py" in files and task in NAVIGATION:
             yield models_job(task)
-    if not _CHOSEN:
+    if "test_old_gymnasium.py" in files:
         yield LEARNING_JOB
-    slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")
-    for task in sorted(rows, key=lambda name: (slowest + (name,)).index(name)):
-        yield from episode_jobs(task, rows[task])
+    if "test_episodes.py" in files:
+        slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")
+        for task in sorted(rows, key=lambda name: (*slowest, name).index(name)):
+            yield from episode_jobs(task, rows[task])

@@ -16,7 +16,7 @@ def lidar_of(obs, number):
 
 
 def nearest(lidar):
-    """Where the nearest object of a lidar is, as forward + 1j * left; exact if it is the only one."""
+    """Where a lidar's nearest object is, as forward + 1j * left; exact if there is only one."""
     return np.take_along_axis(seen(lidar), lidar.argmax(axis=1)[:, None], axis=1)[:, 0]
 
 
@@ -46,7 +46,12 @@ def steer_clear(target, things, radii, *, within=0.8):
     best = (turn + 10.0 * blocked).argmin(axis=1)
     direct = ~blocked[rows, turn.argmin(axis=1)]
     leaving = (gap < 0).any(axis=1)
-    out = unit((np.minimum(gap, 0) * unit(things)).sum(axis=1))
+    # The way out is away from all that is close: sideways from between two of them.
+    close = np.where(gap < 0.1, things, 0)
+    toward_one = (unit(close)[:, :, None] * np.conj(HEADINGS)).real.max(
+        axis=1, where=(close != 0)[:, :, None], initial=-1
+    )
+    out = HEADINGS[toward_one.argmin(axis=1)]
     heading = np.where(leaving, out, np.where(direct, toward, HEADINGS[best]))
     return heading, leaving, np.where(leaving | direct, 0.0, turn[rows, best])
 

@@ -1,6 +1,6 @@
 """The real package's side of the comparison; runs in the environment that `make parity-env` builds.
 
-    python real_side.py '{"kind": "resets", "task": "Goal1", ...}' OUTPUT.npz
+    python -m tests.parity.real_side '{"kind": "resets", "task": "Goal1", ...}' OUTPUT.npz
 
 Each kind of job is one function; what it returns goes into the file, without pickle. Navigation
 states are written in the format of the native `get_state`: the agent in the world's frame, and
@@ -12,12 +12,12 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import policies
 
 from pbcrl_envs import upstream
+from tests.parity import policies
 
 CONTACTS = ("floor", "sphere", "cylinder", "box")
-"""Contact classes of a step: the worst pair of shapes that touched, in the engine's rising error."""
+"""Contacts of a step, by the worst pair of shapes that touched; the engines differ ever more."""
 PLANE, SPHERE, CYLINDER, BOX = 0, 2, 5, 6
 """MuJoCo's numbers of the shapes."""
 
@@ -141,6 +141,49 @@ def models(*, task, seeds):
         xml = task_object.world.xml_string
         found.append({"xml": xml, "names": names(task_object), **layout(task_object)})
     return stacked(found)
+
+
+def skies(*, task, steps):
+    """Observations, rewards and costs with the package's own sky and without it, (2, ...)."""
+    import yaml
+
+    env = upstream.make(env_id(task))
+    world = sys.modules["safety_gymnasium.world"]
+    without = world.yaml
+    found = []
+    for loader in (yaml, without):
+        world.yaml = loader
+        obs, _ = env.reset(seed=3)
+        rows = [(*obs, 0.0, 0.0)]
+        for step in range(steps):
+            obs, reward, _, _, info = env.step(policies.bump(obs[None], step)[0])
+            rows.append((*obs, reward, info["cost"]))
+        found.append(rows)
+    return {"rows": np.array(found)}
+
+
+def refusals():
+    """What is said to those who ask for what there is not, by name."""
+    import gymnasium
+
+    import pbcrl
+    import pbcrl_envs
+
+    vector_env = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")])
+    asked = {
+        "unknown id": lambda: upstream.make("SafetyPointGaol1-v0"),
+        "vector wrapper": lambda: pbcrl.PreferenceCostVectorWrapper(
+            vector_env, pbcrl.CostModel(4, 2)
+        ),
+        "vector check": lambda: pbcrl_envs.check_cost_vector_env(vector_env),
+    }
+    said = {}
+    for name, ask in asked.items():
+        try:
+            ask()
+        except (ImportError, ValueError) as error:
+            said[name] = np.array(str(error))
+    return said
 
 
 def learning(*, task, max_steps):
