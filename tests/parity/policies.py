@@ -69,14 +69,14 @@ def drive(obs, heading, *, speed, reverse=False):
     return np.stack([thrust, np.clip(2 * angle, -1, 1)], axis=1)
 
 
-def goal(obs, step):
+def goal(obs, _step):
     """To the goal, around the hazards, through the vase."""
     place, hazards = nearest(lidar_of(obs, 0)), seen(lidar_of(obs, 1))
     heading, leaving, _ = steer_clear(place, hazards, np.full(NUM_BINS, 0.25))
     return drive(obs, heading, speed=0.5, reverse=leaving)
 
 
-def button(obs, step, radii=(0.25, 0.25, 0.4), speed=0.5, patience=1.6):
+def button(obs, _step, radii=(0.25, 0.25, 0.4), speed=0.5, patience=1.6):
     """To the goal button around the rest; where the detour is too long, wait."""
     place = nearest(lidar_of(obs, 1))
     buttons = seen(lidar_of(obs, 0))
@@ -86,7 +86,7 @@ def button(obs, step, radii=(0.25, 0.25, 0.4), speed=0.5, patience=1.6):
     return drive(obs, heading, speed=np.where(detour > patience, 0.0, speed), reverse=leaving)
 
 
-def push(obs, step, radius=0.36):
+def push(obs, _step, radius=0.36):
     """Around the box to its far side, then against it, as long as no hazard is ahead."""
     place, box = nearest(lidar_of(obs, 0)), nearest(lidar_of(obs, 3))
     hazards = seen(lidar_of(obs, 1))

@@ -1,0 +1,48 @@
+"""`evaluate.py --upstream` from the native task to the real package and back."""
+
+import os
+
+import pytest
+
+from tests.scripts.conftest import load
+from tests.scripts.test_play_upstream import small_run
+
+
+@pytest.fixture
+def evaluate(monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")
+    module = load("evaluate")
+    return lambda run, **given: module.evaluate(
+        module.Args(
+            str(run),
+            upstream=True,
+            upstream_python=os.environ["PBCRL_PARITY_PYTHON"],
+            torch_threads=1,
+            **given,
+        )
+    )
+
+
+class Scripts:
+    evaluate = load("evaluate")
+
+
+def test_a_policy_is_played_on_both_sides_and_compared(evaluate, tmp_path, capsys):
+    run = small_run(
+        Scripts, tmp_path / "run", env_id="SafetyWalker2dVelocity-v1", obs_dim=17, act_dim=6
+    )
+    evaluate(run, episodes=20)
+    shown = dict(map(str.split, capsys.readouterr().out.splitlines()))
+    ours, theirs = float(shown["return"]), float(shown["upstream_return"])
+    assert ours == pytest.approx(theirs, rel=0.01)
+    assert float(shown["return_difference"]) == pytest.approx(ours - theirs, abs=0.1)
+    assert 0 < float(shown["return_difference_interval"]) < 0.5 * ours
+    assert float(shown["true_cost_difference"]) == pytest.approx(
+        float(shown["true_cost"]) - float(shown["upstream_true_cost"]), abs=0.1
+    )
+
+
+def test_a_task_that_the_real_package_lacks_is_refused_in_its_words(evaluate, tmp_path):
+    run = small_run(Scripts, tmp_path / "run", env_id="PointHazards-v0", obs_dim=4, act_dim=2)
+    with pytest.raises(RuntimeError, match="id must be one of Safety-Gymnasium's, got 'PointHaz"):
+        evaluate(run, episodes=2)
