@@ -7,8 +7,8 @@ import pbcrl_envs  # noqa: F401
 from tests.parity.real_side import env_id
 
 
-def make(task, num_envs):
-    return gymnasium.make_vec(env_id(task), num_envs, autoreset_mode="SameStep")
+def make(task, num_envs, **kwargs):
+    return gymnasium.make_vec(env_id(task), num_envs, autoreset_mode="SameStep", **kwargs)
 
 
 def recorded_state(envs, rows, prefix, chosen):

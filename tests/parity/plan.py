@@ -10,6 +10,8 @@ class Comparison:
 
     episodes: int = 0
     """Whole episodes a side; 0 leaves the rung out."""
+    horizon: int = 1000
+    """Steps after which they are truncated."""
     layouts: int = 20
     """Seeds whose layouts or first observations are compared."""
     steps: int = 400
@@ -21,10 +23,10 @@ NAVIGATION = {
     "Goal1": Comparison(layouts=100, episodes=200),
     "Goal2": Comparison(),
     "Push0": Comparison(layouts=100),
-    "Push1": Comparison(layouts=100, episodes=200),
+    "Push1": Comparison(layouts=100, episodes=600, horizon=500),
     "Push2": Comparison(),
     "Button0": Comparison(layouts=100),
-    "Button1": Comparison(layouts=60, episodes=200),
+    "Button1": Comparison(layouts=60, episodes=600, horizon=500),
     "Button2": Comparison(layouts=10),
 }
 """A crowded layout takes the package a second to draw, hence fewer of them."""
@@ -53,6 +55,7 @@ def episode_jobs(task, row):
             "kind": "episodes",
             "task": task,
             "policy": policy_of(task),
+            "horizon": row.horizon,
             "seeds": [start, min(start + _CHUNK, row.episodes)],
         }
         for start in first

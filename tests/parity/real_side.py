@@ -38,9 +38,9 @@ def play(env, policy, *, seed):
     return *totals, steps
 
 
-def episodes(*, task, policy, seeds):
+def episodes(*, task, policy, horizon, seeds):
     """Whole episodes of a fixed policy, one per seed."""
-    env = upstream.make(env_id(task))
+    env = upstream.make(env_id(task), max_episode_steps=horizon)
     played = [play(env, policies.POLICIES[policy], seed=seed) for seed in range(*seeds)]
     returns, costs, lengths = np.array(played).T
     return {"returns": returns, "costs": costs, "lengths": lengths}

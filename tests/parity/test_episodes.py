@@ -12,13 +12,13 @@ from tests.parity import native, plan, policies
 BLOCK = 100
 
 
-def native_episodes(task, num_episodes):
+def native_episodes(task, *, num_episodes, horizon):
     """Return, cost and length of the first episode of each seed."""
     policy = policies.POLICIES[plan.policy_of(task)]
     totals = np.zeros((3, num_episodes))
     for start in range(0, num_episodes, BLOCK):
         count = min(BLOCK, num_episodes - start)
-        envs = native.make(task, count)
+        envs = native.make(task, count, max_episode_steps=horizon)
         obs, _ = envs.reset(seed=start)
         running, step = np.ones(count, dtype=bool), 0
         while running.any():
@@ -42,7 +42,8 @@ TASKS = {**plan.chosen(plan.NAVIGATION), **plan.chosen(plan.VELOCITY)}
 def test_episodes_bring_the_return_and_the_cost_of_the_real_package(task, real, report):
     jobs = [real(**job) for job in plan.episode_jobs(task, TASKS[task])]
     theirs = {key: np.concatenate([job[key] for job in jobs]) for key in jobs[0]}
-    returns, costs, lengths = native_episodes(task, TASKS[task].episodes)
+    row = TASKS[task]
+    returns, costs, lengths = native_episodes(task, num_episodes=row.episodes, horizon=row.horizon)
     by_return, return_width = interval(returns - theirs["returns"])
     by_cost, cost_width = interval(costs - theirs["costs"])
     scale = abs(theirs["returns"].mean())
