@@ -36,8 +36,9 @@ lint: env
 parity: env parity-env
 	PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
 
-bench: env
-	$(BIN)/python tests/benchmarks/bench_ppo_lag.py $(ARGS)
+bench: env parity-env
+	$(BIN)/python tests/benchmarks/bench_ppo_lag.py
+	$(BIN)/python tests/benchmarks/bench_robotics.py --parity-python $(PARITY_BIN)/python
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)
