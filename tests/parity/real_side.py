@@ -199,7 +199,7 @@ def learning(*, task, max_steps):
     bare = upstream.make(env_id(task), max_episode_steps=max_steps)
     pbcrl_envs.check_cost_env(bare)
     sizes = bare.observation_space.shape[0], bare.action_space.shape[0]
-    cost_model = pbcrl.CostModel(*sizes, hidden_sizes=(32,))
+    cost_model = pbcrl.CostModel(*sizes, hidden_sizes=(32,), output_scale=max_steps**-0.5)
     env = pbcrl.PreferenceCostWrapper(bare, cost_model)
     played, true = [], []
     for seed in range(24):
@@ -213,12 +213,14 @@ def learning(*, task, max_steps):
         true.append(total)
     limit = float(np.median(true))
     oracle = pbcrl.SyntheticOracle(limit, rng=rng)
-    buffer = pbcrl.PreferenceBuffer()
-    buffer.add_trajectories(played)
-    pairs = pbcrl.draw_pairs(len(played), 100, rng=rng)
-    buffer.add_labels(pairs, [oracle(query) for query in buffer.queries(pairs)])
-    trainer = pbcrl.CostModelTrainer(cost_model)
-    trainer.pretrain(buffer, rng=rng)
+    train, valid = pbcrl.PreferenceBuffer(), pbcrl.PreferenceBuffer()
+    for buffer, episodes in (train, played[:18]), (valid, played[18:]):
+        buffer.add_trajectories(episodes)
+        possible = len(episodes) * (len(episodes) - 1) // 2
+        pairs = pbcrl.draw_pairs(len(episodes), min(100, possible), rng=rng)
+        buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+    cost_model.fit_input_scale(train.trajectories)
+    pbcrl.CostModelTrainer(cost_model, rng=rng, batch_size=32).pretrain(train, valid)
     return {
         "true_costs": np.array(true),
         "recorded_costs": np.array([trajectory.true_cost for trajectory in played]),
