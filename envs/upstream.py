@@ -110,12 +110,13 @@ def _import_safety_gymnasium() -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    world.yaml = SimpleNamespace(load=_load_without_sky, FullLoader=world.yaml.FullLoader)
+    loader = vars(world)["yaml"].FullLoader
+    vars(world)["yaml"] = SimpleNamespace(load=_load_without_sky, FullLoader=loader)
     return imported
 
 
 class _HashableArray(np.ndarray[Any, np.dtype[Any]]):
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def _load_without_sky(stream: Any, Loader: Any) -> Any:  # noqa: N803

@@ -56,6 +56,10 @@ def measure(commands: Sequence[list[str]]) -> list[dict[str, float]]:
     return results
 
 
+def header(*titles: str) -> None:
+    print(f"{'':<12}" + "".join(f"{title:>17}" for title in titles), flush=True)
+
+
 def main(args: Args) -> None:
     if not Path(args.parity_python).exists():
         raise SystemExit(
@@ -63,8 +67,7 @@ def main(args: Args) -> None:
             "build its environment with `make parity-env`"
         )
     print(f"steps per second, median of {args.rounds} rounds; resets included", flush=True)
-    titles = "ours, 2 threads", "1 thread", "real, 1 process", "2 processes", "no sky", "2, no sky"
-    print(f"{'':<12}" + "".join(f"{title:>17}" for title in titles), flush=True)
+    header("ours, 2 threads", "1 thread", "real, 1 process", "2 processes", "no sky", "2, no sky")
     ratios, details = [], []
     for name in args.tasks:
         env_id = TASKS[name]
@@ -98,13 +101,11 @@ def main(args: Args) -> None:
             [float(np.median([share[key] for share in shares])) for key in shares[0]][1:]
         )
     print("\ntimes as fast")
-    titles = "2 threads / 1", "1 thread / 1", "2 threads / 2", "2 / 1, no sky", "2 / 2, no sky"
-    print(f"{'':<12}" + "".join(f"{title:>17}" for title in titles))
+    header("2 threads / 1", "1 thread / 1", "2 threads / 2", "2 / 1, no sky", "2 / 2, no sky")
     for name, row in zip(args.tasks, ratios, strict=True):
         print(f"{name:<12}" + "".join(f"{ratio:>16.1f}x" for ratio in row))
     print("\nours, 2 threads")
-    titles = "time in physics", "memory of 64", "reset, 99th p."
-    print(f"{'':<12}" + "".join(f"{title:>17}" for title in titles))
+    header("time in physics", "memory of 64", "reset, 99th p.")
     for name, (share, megabytes, p99) in zip(args.tasks, details, strict=True):
         print(f"{name:<12}{share:>17.0%}{megabytes:>14,.0f} MB{1000 * p99:>14.2f} ms")
 

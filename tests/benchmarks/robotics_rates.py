@@ -87,7 +87,8 @@ def real(env_id: str, sky: bool, seconds: float) -> dict[str, float]:
 
     env = upstream.make(env_id)
     if sky:  # as it is shipped: what `upstream.make` leaves out is put back
-        sys.modules["safety_gymnasium.world"].yaml = importlib.import_module("yaml")
+        vars(sys.modules["safety_gymnasium.world"])["yaml"] = importlib.import_module("yaml")
+    assert env.action_space.shape is not None
     rng = np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (100, *env.action_space.shape))
     env.reset(seed=0)  # loads what is loaded once
@@ -111,5 +112,7 @@ def _resident_megabytes() -> float:
 
 if __name__ == "__main__":
     side, env_id, number, seconds = sys.argv[1:]
-    measure = native if side == "native" else real
-    print(json.dumps(measure(env_id, int(number), float(seconds))))
+    if side == "native":
+        print(json.dumps(native(env_id, int(number), float(seconds))))
+    else:
+        print(json.dumps(real(env_id, number == "1", float(seconds))))
