@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from tqdm import tqdm
 import pbcrl_envs
 from pbcrl import MissingCostError, PbcrlError, StorageError
 
+_BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
 _PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
 
 INTERRUPTED = 130
@@ -206,7 +208,11 @@ class Run:
         if error is not None:
             self._say_kept(error)
         self._metrics.close()
-        self._board.close()
+        # TensorBoard's writer waits for its thread, and for ever if Ctrl-C came while an event was
+        # handed over: the run then ends without its last events. metrics.jsonl has them all.
+        closing = threading.Thread(target=self._board.close, daemon=True)
+        closing.start()
+        closing.join(timeout=_BOARD_SECONDS)
 
     @property
     def wall_seconds(self) -> float:
