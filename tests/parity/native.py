@@ -20,16 +20,21 @@ def recorded_state(envs, rows, prefix, chosen):
     return state
 
 
+def place(envs, rows, prefix, chosen):
+    """Put the copies into recorded states, one each."""
+    envs.set_state(recorded_state(envs, rows, prefix, chosen))
+    if f"{prefix}positions" not in rows:  # a robot, whose state is packed
+        physics = envs.unwrapped._simulation.physics
+        for array, key in [
+            (physics.qpos, "qpos"),
+            (physics.qvel, "qvel"),
+            (physics._time, "time"),
+            (physics._warm_start, "qacc_warmstart"),
+        ]:
+            array[:] = rows[f"{prefix}{key}"][chosen]
+
+
 def blocks(num_rows, size):
     """Row numbers in blocks of `size`; the last one begins anew to be full."""
     for start in range(0, num_rows, size):
         yield np.arange(start, start + size) % num_rows
-
-
-def same_signs(qpos, like):
-    """The positions with quaternions of the signs of `like`: both signs are one rotation."""
-    qpos = qpos.copy()
-    for start in range(3 + 3, qpos.shape[1], 7):
-        flip = (qpos[:, start : start + 4] * like[:, start : start + 4]).sum(axis=1) < 0
-        qpos[flip, start : start + 4] *= -1
-    return qpos

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 ROBOTS = dict(np.load(Path(__file__).with_name("robots.npz"), allow_pickle=False))
-"""HalfCheetah: weights, (6, 18). The others: log Hz, then sine, cosine and offset of a motor."""
+"""HalfCheetah: weights, (6, 18). Others: log Hz, then sine, cosine and offset of each motor."""
 
 NUM_SENSORS, NUM_BINS, MAX_DISTANCE = 12, 16, 3.0
 HEADINGS = np.exp(2j * np.pi * np.arange(64) / 64)

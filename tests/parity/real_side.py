@@ -20,6 +20,7 @@ CONTACTS = ("floor", "sphere", "cylinder", "box")
 """Contacts of a step, by the worst pair of shapes that touched; the engines differ ever more."""
 PLANE, SPHERE, CYLINDER, BOX = 0, 2, 5, 6
 """MuJoCo's numbers of the shapes."""
+FREE_JOINT = 0
 
 
 def env_id(task):
@@ -107,13 +108,12 @@ def navigation_steps(*, task, policy, seeds, steps):
 def velocity_steps(*, task, policy, seeds, steps):
     """Likewise for a velocity task."""
     env = upstream.make(env_id(task))
-    data = env.unwrapped.data
     rows = []
     for seed in range(*seeds):
         obs, _ = env.reset(seed=seed)
         for step in range(steps):
             action = policies.POLICIES[policy](obs[None], step)[0]
-            before = engine_state(data)
+            before = robot_state(env.unwrapped)
             obs, reward, terminated, _, info = env.step(action)
             rows.append(
                 {
@@ -123,7 +123,7 @@ def velocity_steps(*, task, policy, seeds, steps):
                     "cost": info["cost"],
                     "terminated": terminated,
                     **{f"before_{key}": value for key, value in before.items()},
-                    **{f"after_{key}": value for key, value in engine_state(data).items()},
+                    **{f"after_{key}": value for key, value in robot_state(env.unwrapped).items()},
                 }
             )
             if terminated:
@@ -212,15 +212,12 @@ def learning(*, task, max_steps):
         played += found
         true.append(total)
     limit = float(np.median(true))
-    oracle = pbcrl.SyntheticOracle(limit, rng=rng)
-    train, valid = pbcrl.PreferenceBuffer(), pbcrl.PreferenceBuffer()
-    for buffer, episodes in (train, played[:18]), (valid, played[18:]):
-        buffer.add_trajectories(episodes)
-        possible = len(episodes) * (len(episodes) - 1) // 2
-        pairs = pbcrl.draw_pairs(len(episodes), min(100, possible), rng=rng)
-        buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
-    cost_model.fit_input_scale(train.trajectories)
-    pbcrl.CostModelTrainer(cost_model, rng=rng, batch_size=32).pretrain(train, valid)
+    oracle = pbcrl.SyntheticOracle(limit)
+    buffer = pbcrl.PreferenceBuffer()
+    buffer.add_trajectories(played)
+    pairs = pbcrl.draw_pairs(len(played), 100, rng=rng)
+    buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+    pbcrl.CostModelTrainer(cost_model, rng=rng).finetune(buffer, num_new=len(pairs))
     return {
         "true_costs": np.array(true),
         "recorded_costs": np.array([trajectory.true_cost for trajectory in played]),
@@ -326,12 +323,18 @@ def state(task, initial, *, elapsed):
     }
 
 
-def engine_state(data):
+def robot_state(robot):
+    data = robot.data
+    location = data.qpos[:1]
+    if robot.model.jnt_type[0] == FREE_JOINT:
+        mass = robot.model.body_mass
+        location = (mass @ data.xipos[:, :2]) / mass.sum()
     return {
         "time": data.time,
         "qpos": data.qpos.copy(),
         "qvel": data.qvel.copy(),
         "qacc_warmstart": data.qacc_warmstart.copy(),
+        "location": location.copy(),
     }
 
 
