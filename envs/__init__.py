@@ -30,7 +30,9 @@ __all__ = [
 _SUPPORTED = tuple(map(int, gymnasium.__version__.split(".")[:2])) >= (1, 1)
 
 
-def _register(env_id: str, horizon: int, /, *, env: str, vector_env: str, **kwargs: Any) -> None:
+def _register(
+    env_id: str, horizon: int, /, *, env: str, vector_env: str | None = None, **kwargs: Any
+) -> None:
     if not _SUPPORTED:
         return
     known = gymnasium.registry.get(env_id)
@@ -66,4 +68,20 @@ for _robot in ("HalfCheetah", "Walker2d", "Humanoid"):
         env="pbcrl_envs.robotics:SafetyVelocityEnv",
         vector_env="pbcrl_envs.robotics:SafetyVelocityVectorEnv",
         task=_robot,
+    )
+for _scenario in ("BlockedRoad", "LaneChange"):
+    _register(
+        f"Driving{_scenario}-v0",
+        100,
+        env="pbcrl_envs.driving.highway:DrivingEnv",
+        vector_env="pbcrl_envs.driving:DrivingVectorEnv",
+        task=_scenario,
+    )
+# highway-env's own envs with a cost; the limits are the user's to choose.
+for _name, _horizon in (("highway", 200), ("merge", 100), ("roundabout", 55), ("intersection", 65)):
+    _register(
+        f"Driving{_name.title()}-v0",
+        _horizon,
+        env="pbcrl_envs.driving.costs:make_highway_env",
+        name=_name,
     )

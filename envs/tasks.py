@@ -28,8 +28,10 @@ TASKS = {
     "halfcheetah": Task("SafetyHalfCheetahVelocity-v1", threshold=5.0, horizon=1000),
     "walker2d": Task("SafetyWalker2dVelocity-v1", threshold=5.0, horizon=1000),
     "humanoid": Task("SafetyHumanoidVelocity-v1", threshold=5.0, horizon=1000),
+    "blocked_road": Task("DrivingBlockedRoad-v0", threshold=0.1, horizon=100),
+    "lane_change": Task("DrivingLaneChange-v0", threshold=0.1, horizon=100),
 }
-"""By short name; the thresholds of the robotics tasks are the paper's, that of the toy is ours.
+"""By short name; the thresholds are the paper's, but for that of the toy, which is ours.
 
 Levels 0 and 2 of the robotics tasks are registered too, but the paper names no limit for them."""
 
