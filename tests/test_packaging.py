@@ -51,6 +51,7 @@ def packages_loaded_by(imports):
         ("pbcrl", "numpy, torch, gymnasium.vector, gymnasium.wrappers, safetensors.torch"),
         ("pbcrl_envs", "numpy, gymnasium.vector"),
         ("pbcrl_envs.toy", "numpy, gymnasium.vector"),
+        ("pbcrl_envs.driving", "numpy, gymnasium.vector"),
     ],
 )
 def test_importing_a_package_loads_nothing_beyond_itself_and_what_it_depends_on(package, needs):

@@ -14,7 +14,6 @@ from pbcrl_envs import check_cost_env, check_cost_vector_env
 from pbcrl_envs.driving import SCENARIOS, DrivingVectorEnv
 from pbcrl_envs.driving.highway import DrivingEnv, ScriptedVehicle
 from pbcrl_envs.driving.rules import COMPONENTS, Cars, judge, proximity_to
-from pbcrl_envs.driving.state import array_to_stream, stream_to_array
 from tests.envs.driving import (
     LANES,
     TASKS,
@@ -418,13 +417,13 @@ def assert_same(first, second):
 def test_going_on_from_a_state_is_bit_for_bit_as_if_nothing_had_happened(env_id, mode):
     envs = gymnasium.make_vec(env_id, num_envs=5, autoreset_mode=mode)
     envs.reset(seed=2)
-    for steps in range(0, 60, 7):
-        run(envs, at_random(steps), 7)
+    for steps in range(0, 60, 20):
+        run(envs, at_random(steps), 7 + steps)
         state = envs.get_state()
-        going_on = run(envs, at_random(9), 80)
+        going_on = run(envs, at_random(9), 60)
         fresh = gymnasium.make_vec(env_id, num_envs=5, autoreset_mode=mode)
         fresh.set_state(state)
-        assert_same(run(fresh, at_random(9), 80), going_on)
+        assert_same(run(fresh, at_random(9), 60), going_on)
         envs.set_state(state)
 
 
@@ -463,25 +462,15 @@ def test_the_single_env_takes_a_row_of_the_twin_and_gives_one_back(env_id):
     np.testing.assert_array_equal(single.get_state()["stream"], envs.get_state()["stream"][1])
 
 
-def test_a_stream_goes_on_from_its_array_in_the_middle_of_a_word():
-    rng = np.random.default_rng(0)
-    rng.integers(10, dtype=np.uint32)  # leaves half a word behind
-    copy = array_to_stream(stream_to_array(rng))
-    np.testing.assert_array_equal(
-        copy.integers(1000, size=9, dtype=np.uint32), rng.integers(1000, size=9, dtype=np.uint32)
-    )
-    assert copy.random() == rng.random()
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.pop("speed"), "a state has the keys acceleration, elapsed"),
-        (lambda s: s.update(speed=s["speed"][:, :2]), r"speed of this task's state has shape"),
-        (lambda s: s["speed"].fill(np.nan), "speed of a state must be finite"),
-        (lambda s: s.update(elapsed=s["elapsed"] - 1), "elapsed of a state must be >= 0"),
-        (lambda s: s.update(finished=s["elapsed"]), "finished of this task's state has shape"),
-        (lambda s: s["stream"].fill(2**63), "stream of a state is not that of a PCG64"),
+        (lambda s: s.pop("speed"), r"\['speed'\] are missing"),
+        (lambda s: s.update(speed=s["speed"][..., :2]), "'speed' of .* must have shape"),
+        (lambda s: s["speed"].fill(np.nan), "'speed' of .* must hold finite numbers"),
+        (lambda s: s.update(elapsed=s["elapsed"] - 1), r"'elapsed' .* must be in \[0, inf\]"),
+        (lambda s: s.update(finished=s["elapsed"] + 0.5), "'finished' of .* must fit into bool"),
+        (lambda s: s.update(task=s["task"] + 1), "a state must be one of DrivingBlockedRoad"),
     ],
 )
 def test_a_broken_state_is_refused_and_changes_nothing(change, message):
@@ -501,7 +490,7 @@ def test_a_broken_state_is_refused_and_changes_nothing(change, message):
 def test_states_of_another_task_and_of_reacting_traffic_are_refused():
     other = gymnasium.make_vec(LANE_CHANGE, num_envs=1)
     other.reset(seed=0)
-    with pytest.raises(ValueError, match="pass a state of the same task"):
+    with pytest.raises(ValueError, match="it is of another task"):
         DrivingVectorEnv(1).set_state(other.get_state())
     reacting = DrivingEnv({"other_vehicles_type": IDM})
     with pytest.raises(ValueError, match="a state holds the paper's traffic alone"):

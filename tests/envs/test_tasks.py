@@ -22,6 +22,8 @@ from pbcrl_envs import TASKS, cost_limit
         ("SafetyWalker2dVelocity-v1", 5, 1000),
         ("SafetyHumanoidVelocity-v1", 5, 1000),
         ("PointHazards-v0", 5, 100),
+        ("DrivingBlockedRoad-v0", 0.1, 100),
+        ("DrivingLaneChange-v0", 0.1, 100),
     ],
 )
 def test_the_table_holds_the_limits_and_horizons_of_the_paper(env_id, limit, horizon):

@@ -1,0 +1,55 @@
+"""The scripts on driving tasks, whose episodes end early: the twin, and highway-env's own envs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pbcrl import TrajectoryDataset
+
+from .conftest import SMALL
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# Twenty random episodes may all be unsafe.
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts, tmp_path):
+    options = {"env_id": "DrivingLaneChange-v0", "runs_dir": str(tmp_path), **SMALL}
+    collecting = scripts.ppo_lag.Args(
+        **options, total_timesteps=2400, save_trajectories=str(tmp_path / "episodes")
+    )
+    folder = scripts.ppo_lag.train(collecting)
+    episodes = TrajectoryDataset(tmp_path / "episodes")
+    lengths = [len(episodes[i]) for i in range(len(episodes))]
+    assert min(lengths) < max(lengths) <= 100
+    logged = rows(folder)
+    assert sum(row["episodes"] for row in logged) == len(episodes)
+    assert sum(lengths) <= 2400
+    learning = scripts.ppo_lag_pbcrl.Args(
+        **options,
+        total_timesteps=1200,
+        offline_queries=20,
+        online_queries=6,
+        finetune_interval=2,
+        pretrain_epochs=2,
+        dataset=str(tmp_path / "episodes"),
+    )
+    summary = json.loads((scripts.ppo_lag_pbcrl.train(learning) / "summary.json").read_text())
+    assert np.isfinite(summary["return"])
+    assert summary["cost_limit"] == 0.1
+
+
+@pytest.mark.slow
+def test_an_env_of_highway_env_is_a_task_by_its_id(scripts, tmp_path):
+    args = scripts.ppo_lag.Args(
+        env_id="DrivingMerge-v0",
+        cost_limit=2.0,
+        runs_dir=str(tmp_path),
+        **(SMALL | {"num_envs": 2, "eval_episodes": 1, "total_timesteps": 400}),
+    )
+    summary = json.loads((scripts.ppo_lag.train(args) / "summary.json").read_text())
+    assert summary["env_steps"] == 400
+    assert summary["true_cost"] > 0
