@@ -92,22 +92,22 @@ def test_leaving_the_road_costs_unless_switched_off():
 
 @names
 def test_each_env_keeps_the_contract_with_continuous_actions_and_flat_observations(name):
-    env = gymnasium.make(f"Driving{name.title()}-v0", config=FEWER.get(name))
+    env = gymnasium.make(f"Driving{name.title()}-v0", config=FEWER.get(name), max_episode_steps=15)
     assert env.action_space == gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     assert len(env.observation_space.shape) == 1
     check_cost_env(env)
 
 
 @names
-def test_each_env_sees_the_costs_of_driving_on_at_full_throttle(name):
+def test_full_throttle_costs_in_each_env(name):
     env = gymnasium.make(f"Driving{name.title()}-v0", config=FEWER.get(name))
     env.reset(seed=0)
-    terminated = truncated = False
-    seen = set()
-    while not (terminated or truncated):
-        *_, terminated, truncated, info = env.step(np.array([1.0, 0.0], np.float32))
-        seen |= {part for part in ("proximity", "speeding", "off_road") if info[part]}
-    assert "speeding" in seen
+    for _ in range(30):
+        *_, terminated, _, info = env.step(np.array([1.0, 0.0], np.float32))
+        if info["speeding"] or terminated:
+            break
+    assert info["cost"] == 1
+    assert info["speeding"]
 
 
 def test_frames_are_drawn_whatever_the_video_driver(monkeypatch):

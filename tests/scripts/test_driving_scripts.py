@@ -18,6 +18,7 @@ def rows(folder):
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts, tmp_path):
     options = {"env_id": "DrivingLaneChange-v0", "runs_dir": str(tmp_path), **SMALL}
+    options["cost_limit"] = 15.0  # hardly a random episode keeps to the task's own
     collecting = scripts.ppo_lag.Args(
         **options, total_timesteps=2400, save_trajectories=str(tmp_path / "episodes")
     )
@@ -39,7 +40,7 @@ def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts,
     )
     summary = json.loads((scripts.ppo_lag_pbcrl.train(learning) / "summary.json").read_text())
     assert np.isfinite(summary["return"])
-    assert summary["cost_limit"] == 0.1
+    assert summary["queries_used"] == 26
 
 
 @pytest.mark.slow
