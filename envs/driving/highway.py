@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from highway_env import utils
@@ -65,6 +66,9 @@ class _PaperVehicle(Vehicle):  # type: ignore[misc] # highway-env has no types
     """A vehicle that moves as the paper's simulator has it; its size is where collisions begin."""
 
     LENGTH, WIDTH = 3.3, 1.5
+    position: Floats
+    heading: float
+    speed: float
 
     def _move(self, acceleration: float, steering: float, dt: float) -> None:
         before = Cars(*np.array([*self.position, self.heading, self.speed]).reshape(4, 1, 1))
@@ -135,6 +139,11 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
     Raises:
         ValueError: If an argument is not one of those above, or the configuration is impossible.
     """
+
+    metadata: dict[str, Any]
+    action_space: gymnasium.Space[Any]
+    observation_space: gymnasium.Space[Any]
+    road: Any
 
     def __init__(
         self,
@@ -289,7 +298,8 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
 
     def observe_cars(self) -> Obs:
         """Return the observation of the current state, float32 (obs_dim,)."""
-        return observe(self.scenario, self._cars(), self._acceleration)[0]
+        obs: Obs = observe(self.scenario, self._cars(), self._acceleration)[0]
+        return obs
 
     # -- What highway-env calls ----------------------------------------------------------------
 

@@ -118,8 +118,8 @@ def proximity_to(cars: Cars) -> Floats:
     """
     along = (cars.longitudinal[1:] - cars.longitudinal[0]) / UNIT
     across = (cars.lateral[1:] - cars.lateral[0]) / UNIT
-    nearness: Floats = np.exp(-30.0 * (10.0 * across**2 + 2.0 * along**2) + 0.3)
-    return nearness.sum(axis=0)
+    nearness: Floats = np.exp(-30.0 * (10.0 * across**2 + 2.0 * along**2) + 0.3).sum(axis=0)
+    return nearness
 
 
 def judge(scenario: Scenario, cars: Cars, longitudinal_before: Floats) -> Verdict:

@@ -7,6 +7,7 @@ move from one to the other in the middle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,8 +23,8 @@ def pack(
     cars: Cars,
     acceleration: Floats,
     *,
-    elapsed: NDArray[np.int64],
-    finished: NDArray[np.bool_],
+    elapsed: NDArray[Any],
+    finished: NDArray[Any],
     rngs: Sequence[np.random.Generator],
 ) -> State:
     """Return the state of n envs as new arrays, cars last: (n, C).
