@@ -16,7 +16,7 @@ PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
 PARITY_READY := $(PARITY_VENV)/.ready
 
-.PHONY: run test test-fast lint parity bench toy pictures env parity-env clean
+.PHONY: run test test-fast lint parity bench toy driving pictures env parity-env clean
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
@@ -42,6 +42,9 @@ bench: env parity-env
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)
+
+driving: env
+	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)
 
 pictures: env
 	$(BIN)/python docs/make_pictures.py $(ARGS)
