@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pbcrl_envs.checks import check_task
+
 LANE_WIDTH = 4.0
 """Metres, as highway-env has it."""
 UNIT = LANE_WIDTH / 0.17
@@ -199,8 +201,7 @@ def find_scenario(task: str) -> Scenario:
     Raises:
         ValueError: If there is none of that name.
     """
-    if task not in SCENARIOS:
-        raise ValueError(f"task must be one of {', '.join(SCENARIOS)}, got {task!r}")
+    check_task(task, SCENARIOS)
     return SCENARIOS[task]
 
 

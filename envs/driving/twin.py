@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -19,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pbcrl_envs.checks import (
     State,
+    check_at_least_one,
+    check_begun,
     checked_actions,
     checked_autoreset_mode,
     checked_ids,
@@ -40,7 +41,6 @@ from pbcrl_envs.driving.scenario import UNIT, as_config, changed, find_scenario
 from pbcrl_envs.driving.state import pack, unpack
 
 AXES = "(throttle, steering)"
-_RESET_FIRST = "an episode starts with a reset, but there was none; call reset()"
 
 
 class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
@@ -83,9 +83,8 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
     ) -> None:
-        for name, count in (("num_envs", num_envs), ("max_episode_steps", max_episode_steps)):
-            if count < 1:
-                raise ValueError(f"{name} must be >= 1, got {count}")
+        check_at_least_one("num_envs", num_envs)
+        check_at_least_one("max_episode_steps", max_episode_steps)
         if render_mode not in (None, "rgb_array"):
             raise ValueError(
                 f"render_mode of a batch must be None or 'rgb_array', got {render_mode!r}; "
@@ -152,11 +151,10 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
             obs (N, obs_dim), rewards (N,), terminations (N,), truncations (N,), infos.
 
         Raises:
-            ResetNeeded: If the envs were never reset.
+            RuntimeError: If the envs were never reset.
             ValueError: If the actions have another shape, or hold NaN or an infinity.
         """
-        if None in self._rngs:
-            raise ResetNeeded(_RESET_FIRST)
+        check_begun(None not in self._rngs)
         checked = checked_actions(actions, shape=(self.num_envs, 2), axes=AXES)
         resetting = self._finished  # (N,); in SAME_STEP only where set_state brought it
         longitudinal_before = self._cars.longitudinal[0]
@@ -191,11 +189,10 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
             ids: Indices of envs; default: all.
 
         Raises:
-            ResetNeeded: If the envs were never reset.
+            RuntimeError: If the envs were never reset.
         """
         chosen = checked_ids(ids, num_envs=self.num_envs)
-        if any(self._rngs[i] is None for i in chosen.tolist()):
-            raise ResetNeeded(_RESET_FIRST)
+        check_begun(all(self._rngs[i] is not None for i in chosen.tolist()))
         return pack(
             self._task,
             Cars(*(values[:, chosen] for values in self._cars)),
