@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/robotics.md into docs/images, all of them or those that are named.
+"""Draws the pictures of docs/*.md into docs/images, all of them or those that are named.
 
-`make pictures` runs it. Needs the extras `robotics` and `video`, and OpenGL, as all rendering does.
+`make pictures` runs it. Needs the extras `robotics`, `driving` and `video`; the robots need OpenGL.
 """
 
 from __future__ import annotations
@@ -58,6 +58,23 @@ def velocity(env_id: str, *, seed: int, steps: int) -> np.ndarray:
     return image
 
 
+def driving(
+    env_id: str, *, seed: int, throttle: float, steps: tuple[int, ...], height: int
+) -> np.ndarray:
+    """Drive straight on and stack the pictures of some steps."""
+    size = {"screen_width": 640, "screen_height": height}
+    view = {"scaling": 8.0, "centering_position": [0.3, 0.5], **size}
+    env = gym.make(env_id, render_mode="rgb_array", config=view)
+    env.reset(seed=seed)
+    images = []
+    for step in range(max(steps) + 1):
+        if step in steps:
+            images.append(np.pad(env.render(), ((0, 6), (0, 0), (0, 0)), constant_values=255))
+        env.step(np.array([throttle, 0.0]))
+    env.close()
+    return np.concatenate(images)[:-6]
+
+
 PICTURES: dict[str, Callable[[], np.ndarray]] = {
     "goal": lambda: navigation("SafetyPointGoal1-v0", seed=0, place=(-0.1, 0.1, 0.8)),
     "push": lambda: navigation("SafetyPointPush1-v0", seed=2, place=(-1.0, -0.2, 0.9)),
@@ -68,6 +85,12 @@ PICTURES: dict[str, Callable[[], np.ndarray]] = {
     "halfcheetah": lambda: velocity("SafetyHalfCheetahVelocity-v1", seed=0, steps=12),
     "walker2d": lambda: velocity("SafetyWalker2dVelocity-v1", seed=0, steps=12),
     "humanoid": lambda: velocity("SafetyHumanoidVelocity-v1", seed=0, steps=12),
+    "blocked_road": lambda: driving(
+        "DrivingBlockedRoad-v0", seed=1, throttle=0.3, steps=(0, 12), height=180
+    ),
+    "lane_change": lambda: driving(
+        "DrivingLaneChange-v0", seed=0, throttle=0.5, steps=(0, 8, 16), height=130
+    ),
 }
 
 

@@ -24,7 +24,7 @@ from highway_env.vehicle.kinematics import Vehicle
 from highway_env.vehicle.objects import Landmark
 from numpy.typing import NDArray
 
-from pbcrl_envs.checks import State, checked_actions
+from pbcrl_envs.checks import State, check_render_mode, checked_actions, require_render_mode
 from pbcrl_envs.driving.rules import (
     Cars,
     Floats,
@@ -152,10 +152,7 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
         *,
         task: str = "BlockedRoad",
     ) -> None:
-        if render_mode not in (None, "rgb_array", "human"):
-            raise ValueError(
-                f"render_mode must be None, 'rgb_array' or 'human', got {render_mode!r}"
-            )
+        check_render_mode(render_mode, modes=("rgb_array", "human"), env=f"Driving{task}")
         self.scenario = find_scenario(task)
         self._task = task
         self._verdict: Verdict | None = None  # None right after a reset
@@ -291,7 +288,12 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
         self._acceleration = rest["acceleration"].T
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return a frame, uint8 (height, width, 3), or show it, as the render mode has it."""
+        """Return a frame, uint8 (height, width, 3), or show it, as the render mode has it.
+
+        Raises:
+            ValueError: If the env was made without a render mode.
+        """
+        require_render_mode(self.render_mode)
         make_viewer(self)
         frame: NDArray[np.uint8] | None = super().render()
         return frame

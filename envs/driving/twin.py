@@ -20,10 +20,12 @@ from pbcrl_envs.checks import (
     State,
     check_at_least_one,
     check_begun,
+    check_render_mode,
     checked_actions,
     checked_autoreset_mode,
     checked_ids,
     refuse_options,
+    require_render_mode,
     seed_per_env,
 )
 from pbcrl_envs.driving.rules import (
@@ -85,11 +87,7 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
     ) -> None:
         check_at_least_one("num_envs", num_envs)
         check_at_least_one("max_episode_steps", max_episode_steps)
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(
-                f"render_mode of a batch must be None or 'rgb_array', got {render_mode!r}; "
-                "a single env has a window"
-            )
+        check_render_mode(render_mode, modes=("rgb_array",), env=f"a batch of Driving{task}")
         self.num_envs = num_envs
         self.max_episode_steps = max_episode_steps
         self.render_mode = render_mode
@@ -223,10 +221,13 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         for i, rng in zip(chosen.tolist(), rngs, strict=True):
             self._rngs[i] = rng
 
-    def render(self) -> tuple[NDArray[np.uint8], ...] | None:
-        """Return one frame per env, uint8 (height, width, 3); None without a render mode."""
-        if self.render_mode is None:
-            return None
+    def render(self) -> tuple[NDArray[np.uint8], ...]:
+        """Return one frame per env, uint8 (height, width, 3).
+
+        Raises:
+            ValueError: If the batch was made without a render mode.
+        """
+        require_render_mode(self.render_mode)
         if self._painter is None:
             from pbcrl_envs.driving.highway import DrivingEnv  # highway-env, only for pictures
 

@@ -4,6 +4,7 @@ import itertools
 
 import gymnasium
 import numpy as np
+import pygame
 import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
@@ -576,6 +577,25 @@ def test_a_crashed_ego_turns_red():
     env.close()
 
 
+def test_a_window_shows_the_episode_and_needs_no_asking(monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    env = DrivingEnv(render_mode="human")
+    env.reset(seed=0)
+    before = pygame.surfarray.array3d(env.viewer.screen)
+    assert before.std() > 10
+    for _ in range(4):
+        env.step(np.array([0.5, 0.0]))
+    assert not np.array_equal(pygame.surfarray.array3d(env.viewer.screen), before)
+    env.close()
+
+
+@pytest.mark.parametrize("env", [DrivingEnv(), DrivingVectorEnv(1)])
+def test_nothing_is_drawn_without_a_render_mode(env):
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="render_mode asks for, but it is None"):
+        env.render()
+
+
 # -- Refusals --------------------------------------------------------------------------------------
 
 CAR = {"lane": 0, "position": 0.5, "speed": 0.2}
@@ -629,7 +649,7 @@ def test_without_traffic_and_proximity_cost_the_road_is_free():
         ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
         ({"num_envs": 1, "max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
         ({"num_envs": 1, "autoreset_mode": "Disabled"}, "one of NextStep, SameStep"),
-        ({"num_envs": 1, "render_mode": "human"}, "must be None or 'rgb_array', got 'human'"),
+        ({"num_envs": 1, "render_mode": "human"}, "must be one of 'rgb_array', None, got 'human'"),
         ({"num_envs": 1, "task": "Parking"}, "task must be one of BlockedRoad, LaneChange"),
         (
             {"num_envs": 1, "config": {"other_vehicles_type": IDM}},
@@ -645,7 +665,7 @@ def test_arguments_out_of_range_are_refused_by_name(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"render_mode": "ansi"}, "render_mode must be None, 'rgb_array' or 'human', got 'ansi'"),
+        ({"render_mode": "ansi"}, "must be one of 'rgb_array', 'human', None, got 'ansi'"),
         ({"task": "Parking"}, "task must be one of"),
         ({"config": {"action": {"type": "DiscreteMetaAction"}}}, "got 'DiscreteMetaAction'"),
     ],
