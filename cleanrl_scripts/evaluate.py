@@ -133,7 +133,8 @@ class Agent(nn.Module):
 def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
     """Compare learned with true episode costs; the learner never sees these numbers."""
     true = np.array([episode.true_cost for episode in episodes])
-    return cost_model_report(cost_model.score(episodes), true, limit)
+    learned_limit = cost_model.learned_limit
+    return cost_model_report(cost_model.score(episodes), true, limit, learned_limit=learned_limit)
 
 
 @torch.no_grad()

@@ -344,7 +344,8 @@ def num_possible(wanted: int, num_trajectories: int) -> int:
 def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
     """Compare learned with true episode costs; the learner never sees these numbers."""
     true = np.array([episode.true_cost for episode in episodes])
-    return cost_model_report(cost_model.score(episodes), true, limit)
+    learned_limit = cost_model.learned_limit
+    return cost_model_report(cost_model.score(episodes), true, limit, learned_limit=learned_limit)
 
 
 # -- Evaluation ------------------------------------------------------------------------------------
@@ -534,7 +535,9 @@ def train(args: Args) -> Path:
                     ),
                 )
                 if min(history, key=lambda e: e.selection_loss) is history[0]:
-                    run.say("   warning: nothing was learned; every episode has the learned cost 0")
+                    run.say(
+                        "   warning: nothing was learned; every episode lies on the learned limit"
+                    )
                 save_cost_model()
                 pretrained = report(cost_model, test, limit)
                 run.say(
@@ -711,7 +714,7 @@ def train(args: Args) -> Path:
                 fresh = np.array(ended[newly_ended:]).reshape(-1, 2)
                 mean_return, mean_cost = fresh.mean(axis=0) if len(fresh) else (None, None)
                 mean_learned = float(learned_costs.mean()) if len(fresh) else None
-                multiplier.update(mean_learned)  # the learned limit is 0
+                multiplier.update(mean_learned, limit=cost_model.learned_limit)
 
                 # -- 7. Log ------------------------------------------------------------------------
                 metrics = {

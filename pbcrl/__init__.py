@@ -28,7 +28,7 @@ from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
 from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.dead_zone import DeadZone
 from pbcrl.lagrange import LagrangeMultiplier
-from pbcrl.cost_model import CostModel
+from pbcrl.cost_model import CostModel, LearnedCost
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.trainer import CostModelTrainer, Evaluation
@@ -67,6 +67,7 @@ __all__ = [
     "LabelError",
     "LabelLog",
     "LagrangeMultiplier",
+    "LearnedCost",
     "MismatchError",
     "MissingCostError",
     "NonFiniteError",

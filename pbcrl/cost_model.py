@@ -1,6 +1,6 @@
-"""The learned cost c_ψ(s, a): one signed number per step, summed over an episode (Eq. 3, `eq:bt`).
+"""The learned cost c_ψ(s, a): one number per step, summed over an episode (Eq. 3, `eq:bt`).
 
-Larger is worse; an episode is judged safe if its summed cost is at most 0, the learned limit. Knows
+Larger is worse; an episode is judged safe if its summed cost is at most the learned limit. Knows
 nothing of labels, losses or environments: training is `CostModelTrainer`'s, data is `Trajectory`.
 """
 
@@ -8,66 +8,256 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from gymnasium.spaces import Box, Space
+from gymnasium.spaces.utils import flatdim
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pbcrl.errors import MismatchError
+from pbcrl.errors import MismatchError, NonFiniteError
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
+
+Output = Literal["linear", "tanh", "softplus"]
 
 _KIND = "cost-model"
 # Contacts make rare spikes of a hundred standard deviations; beyond ten they carry no more news.
 _INPUT_CLIP = 10.0
+_REMEDY = (
+    "train a model on such episodes, or, if the segments were labelled by their share of the "
+    "limit, call prorate({steps})"
+)
 
 
-class CostModel(nn.Module):
-    r"""MLP on (s, a) whose sum over the steps of an episode is the learned episode cost.
+class LearnedCost(nn.Module, ABC):
+    r"""A cost per step and a limit on its sum: all that wrappers, trainers and metrics know.
 
     .. math:: C_ψ(τ) = Σ_t discount^t c_ψ(s_t, a_t)        (below Eq. 3, `eq:bt`)
 
-    The output is signed and unbounded and the learned limit is 0. The last layer starts at zero, so
-    that an untrained model judges every episode to lie exactly on the limit: the sum of a thousand
-    outputs of a default-initialised layer would start where every sigmoid is saturated.
+    A trajectory is judged safe if C_ψ(τ) <= `learned_limit`. `CostModel` is one, and so is a
+    `CostModelEnsemble`; a single model counts as an ensemble of one member.
+    """
+
+    obs_shape: tuple[int, ...]
+    """Of one observation: (obs_dim,), or (H, W, C) or (C, H, W) of an image."""
+    act_dim: int
+    """Size of one flat action."""
+    discount: float
+    """Weight γ per step in the sum."""
+    horizon: int | None
+    """Steps of a full-length trajectory, for which the limit holds; None is any number."""
+    num_members: int
+    """M; 1 for a single model."""
+
+    @property
+    def obs_dim(self) -> int:
+        """How many numbers an observation holds: the size of a flat one."""
+        return math.prod(self.obs_shape)
+
+    @property
+    @abstractmethod
+    def learned_limit(self) -> float:
+        """Highest C_ψ that is judged safe, per trajectory."""
+
+    @abstractmethod
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Return c_ψ(s_t, a_t) of each step: (..., *obs_shape), (..., act_dim) -> (...,)."""
+
+    @abstractmethod
+    def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return by how much C_ψ of padded trajectories passes the limit, by each member alone.
+
+        It is what the losses compare with 0, so that its gradient reaches a learned limit too.
+
+        Args:
+            obs: (B, T, *obs_shape).
+            actions: (B, T, act_dim).
+            mask: bool (B, T), true on real steps; None if all are.
+
+        Returns:
+            Each member's C_ψ minus its own limit, (M, B); <= 0 is judged safe.
+        """
+
+    def trajectory_cost(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return C_ψ of padded trajectories; padding has no influence.
+
+        Args:
+            obs: (B, T, *obs_shape).
+            actions: (B, T, act_dim).
+            mask: bool (B, T), true on real steps; None if all are.
+
+        Returns:
+            Summed cost, (B,), per trajectory, in the units of `learned_limit`.
+
+        Raises:
+            ValueError: If T is above the horizon.
+        """
+        step_cost = self(obs, actions)  # (B, T)
+        self.check_length(step_cost.shape[1])
+        if self.discount < 1:
+            step_cost = step_cost * self.discount ** torch.arange(
+                step_cost.shape[1], device=step_cost.device
+            )
+        if mask is not None:
+            step_cost = step_cost.masked_fill(~mask.to(step_cost.device), 0.0)
+        total: Tensor = step_cost.sum(dim=1)
+        return total
+
+    @torch.no_grad()
+    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
+        """Return c_ψ of NumPy rows of any dtype, without gradients.
+
+        Args:
+            obs: (N, *obs_shape).
+            actions: (N, act_dim).
+
+        Returns:
+            float32 (N,).
+
+        Raises:
+            ValueError: If the shapes are not those of the model.
+            NonFiniteError: If a number is NaN or infinite, also after the cast to float32.
+        """
+        # Copied, because PyTorch warns of read-only arrays such as memory maps.
+        tensors = [torch.tensor(obs), torch.tensor(actions)]
+        for i, (name, rows) in enumerate(zip(("obs", "actions"), tensors, strict=True)):
+            tensors[i] = rows if rows.dtype == torch.uint8 else rows.float()
+            if not bool(tensors[i].isfinite().all()):
+                raise NonFiniteError(
+                    f"{name} of a cost model must be finite, got NaN or an infinity in float32; "
+                    "find the step that produced it"
+                )
+        cost: Tensor = self(*tensors)
+        return cost.float().cpu().numpy()
+
+    @torch.no_grad()
+    def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        """Return C_ψ of each trajectory, float64 (len(trajectories),); empty in, empty out."""
+        costs = [self.trajectory_cost(*chunk).cpu() for chunk in padded_chunks(trajectories)]
+        return torch.cat([torch.empty(0), *costs]).double().numpy()
+
+    @torch.no_grad()
+    def member_scores(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
+        """Return each member's C_ψ minus its own limit: <= 0 is judged safe.
+
+        Their mean is `score(trajectories) - learned_limit`, save for the pessimism of an ensemble.
+
+        Returns:
+            float64 (M, len(trajectories)).
+        """
+        chunks = [self.member_excess(*chunk).cpu() for chunk in padded_chunks(trajectories)]
+        return torch.cat([torch.empty(self.num_members, 0), *chunks], dim=1).double().numpy()
+
+    def check_horizon(self, time_limit: int) -> None:
+        """Refuse to judge episodes of another time limit than the limit was learned for.
+
+        A limit for segments of 50 steps says nothing of 1,000 steps, and the reverse.
+
+        Args:
+            time_limit: Steps after which an episode is truncated.
+
+        Raises:
+            ValueError: If there is a horizon, and it is another.
+        """
+        if self.horizon is not None and time_limit != self.horizon:
+            raise ValueError(
+                f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
+                f"but episodes here have a time limit of {time_limit}; "
+                f"{_REMEDY.format(steps=time_limit)}"
+            )
+
+    def check_length(self, steps: int) -> None:
+        """Refuse a trajectory that is longer than the horizon; shorter ones have ended early.
+
+        Raises:
+            ValueError: If `steps` is above the horizon.
+        """
+        if self.horizon is not None and steps > self.horizon:
+            raise ValueError(
+                f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
+                f"got a trajectory of {steps}; {_REMEDY.format(steps=steps)}"
+            )
+
+
+class CostModel(LearnedCost):
+    r"""A network of (s, a), by default an MLP, whose sum over an episode is its learned cost.
+
+    What a step may cost, where z is what the network puts out:
+
+    - `"linear"`: output_scale · z. Signed and unbounded, the paper's; the learned limit is 0.
+    - `"tanh"`: output_scale · tanh z, so that |c| <= output_scale: no step can outweigh more than
+      so many others. The learned limit is 0.
+    - `"softplus"`: output_scale · ln(1 + e^z) > 0, like a true cost: ending an episode early cannot
+      pay for anything. The limit is learned with the network, by the safety loss:
+
+    .. math:: limit = horizon · output\_scale · ln(1 + e^b)
+
+    with a trained number b: as if every step had the output b. The last layer starts at zero, and
+    so does b, so that an untrained model judges every (full-length) episode to lie exactly on the
+    limit: the sum of a thousand outputs of a default-initialised layer would start where every
+    sigmoid is saturated.
+
+    Images go through three convolutions, 3 x 3 with stride 2, before the MLP. They are uint8, read
+    as fractions of 255; the channels are the last axis, unless the first is shorter.
+
+    A network of one's own is a module that maps (obs, actions), scaled as the MLP has them, to one
+    number per step: (..., *obs_shape), (..., act_dim) -> (...,) or (..., 1). It must be a function
+    of the single step: training scores a batch in parts and twice. It should start at zero.
 
     Args:
-        obs_dim: Size of one flat observation.
+        obs_shape: Size of one flat observation, or the shape of an image.
         act_dim: Size of one flat action.
         hidden_sizes: Widths of the ReLU layers. The paper's "3-layer MLP with 64 units" counts the
-            output layer, as its code base does.
+            output layer, as its code base does. Not for a network of one's own.
         discount: Weight γ per step. The default 1 sums undiscounted, as labels and limits do.
         output_scale: Factor on the net's output. An episode sums T of them, so with a long one
             hardly any change of the weights fits the labels, and the hidden layers never learn what
             makes a step costly; with a small factor they do. About 1/√T is right; the default is
             for a thousand steps (`tests/benchmarks/bench_cost_model.py`).
+        output: What a step may cost, see above.
+        horizon: Steps of a full-length trajectory: the env's time limit, or the length of segments.
+            Longer ones are refused. None takes any, which `"softplus"` cannot.
+        net: Network of one's own, in place of the MLP.
 
     Raises:
-        ValueError: If a size or `output_scale` is not positive or `discount` is outside (0, 1].
+        ValueError: If a size, `horizon` or `output_scale` is not positive, `discount` is outside
+            (0, 1], an option is unknown, or a network depends on more than the single step.
     """
 
     input_mean: Tensor
     input_scale: Tensor
+    limit_output: nn.Parameter | None
 
     def __init__(
         self,
-        obs_dim: int,
+        obs_shape: int | Sequence[int],
         act_dim: int,
         *,
         hidden_sizes: Sequence[int] = (64, 64),
         discount: float = 1.0,
         output_scale: float = 0.03,
+        output: Output = "linear",
+        horizon: int | None = None,
+        net: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        sizes = [obs_dim + act_dim, *hidden_sizes]
-        if min(obs_dim, act_dim, *sizes) < 1:
+        shape = tuple(obs_shape) if isinstance(obs_shape, Sequence) else (int(obs_shape),)
+        if min(*shape, act_dim, *hidden_sizes) < 1:
             raise ValueError(
-                "obs_dim, act_dim and hidden_sizes must be positive, got "
-                f"{obs_dim}, {act_dim} and {tuple(hidden_sizes)}"
+                "obs_shape, act_dim and hidden_sizes must be positive, got "
+                f"{obs_shape}, {act_dim} and {tuple(hidden_sizes)}"
+            )
+        if net is None and len(shape) not in (1, 3):
+            raise ValueError(
+                f"observations must be flat or images of shape (H, W, C) or (C, H, W), got {shape};"
+                " flatten them, or pass a network of your own (net=)"
             )
         if not 0 < discount <= 1:
             raise ValueError(f"discount must lie in (0, 1], got {discount}; 1 is no discounting")
@@ -75,88 +265,124 @@ class CostModel(nn.Module):
             raise ValueError(
                 f"output_scale must be > 0 and finite, got {output_scale}; 1 is the bare output"
             )
-        self.obs_dim = obs_dim
+        if output not in get_args(Output):
+            raise ValueError(f"output must be one of {get_args(Output)}, got {output!r}")
+        if horizon is not None and horizon < 1:
+            raise ValueError(f"horizon counts steps and must be >= 1, got {horizon}; None is any")
+        if output == "softplus" and horizon is None:
+            raise ValueError(
+                "a cost that is never negative adds up with the steps, so its limit needs their "
+                "number, got horizon=None; pass the env's time limit, or the length of segments"
+            )
+        self.obs_shape = shape
         self.act_dim = act_dim
+        self.num_members = 1
         self.hidden_sizes = tuple(hidden_sizes)
         self.discount = discount
         self.output_scale = output_scale
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in pairwise(sizes):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-        last = nn.Linear(sizes[-1], 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        self.net = nn.Sequential(*layers, last)
-        self.register_buffer("input_mean", torch.zeros(obs_dim + act_dim))
-        self.register_buffer("input_scale", torch.ones(obs_dim + act_dim))
+        self.output: Output = output
+        self.horizon = horizon
+        if net is not None:
+            _require_one_step(net)
+            self.net = net
+        elif len(shape) == 3:
+            self.net = _ConvNet(shape, act_dim, hidden_sizes)
+        else:
+            self.net = _MLP(shape[0] + act_dim, hidden_sizes)
+        softplus = output == "softplus"
+        self.limit_output = nn.Parameter(torch.zeros(())) if softplus else None
+        # Pixels have their scale already.
+        num_scaled = act_dim + (shape[0] if len(shape) == 1 else 0)
+        self.register_buffer("input_mean", torch.zeros(num_scaled))
+        self.register_buffer("input_scale", torch.ones(num_scaled))
+
+    @classmethod
+    def for_spaces(
+        cls, observation_space: Space[Any], action_space: Space[Any], **options: Any
+    ) -> CostModel:
+        """Make the model that fits the spaces of a single env.
+
+        A uint8 `Box` with three axes is an image; all else is flat, as
+        `gymnasium.spaces.utils.flatten` has it.
+
+        Args:
+            observation_space: Of one env, not of a batch.
+            action_space: Likewise.
+            **options: As of the constructor.
+        """
+        space = observation_space
+        image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
+        obs_shape = space.shape if image else (flatdim(space),)
+        assert obs_shape is not None
+        return cls(obs_shape, flatdim(action_space), **options)
+
+    @property
+    def learned_limit(self) -> float:
+        """Highest C_ψ that is judged safe, per trajectory of `horizon` steps."""
+        with torch.no_grad():
+            return float(self._limit())
+
+    def prorate(self, horizon: int) -> None:
+        """Let the limit hold for longer or shorter trajectories, with the same share per step.
+
+        Right if labels were given by that share, as `SyntheticOracle(limit * length / horizon)`
+        gives those of segments.
+
+        Args:
+            horizon: Steps of a full-length trajectory from now on, >= 1.
+
+        Raises:
+            ValueError: If `horizon` is below 1, or the model has none: its limit holds for any.
+        """
+        if self.horizon is None or horizon < 1:
+            raise ValueError(
+                "a limit is prorated from one number of steps >= 1 to another, got "
+                f"{self.horizon} and {horizon}; a model with horizon=None takes any length"
+            )
+        self.horizon = horizon
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the cost of each step.
 
         Args:
-            obs: Raw observations s_t, (..., obs_dim).
+            obs: Raw observations s_t, (..., *obs_shape).
             actions: Executed actions a_t, (..., act_dim).
 
         Returns:
-            c_ψ(s_t, a_t), (...,), per step; negative is safer than the limit's share of a step.
+            c_ψ(s_t, a_t), (...,), per step; below the limit's share of a step is safer.
 
         Raises:
-            ValueError: If the last axes are not obs_dim and act_dim.
+            TypeError: If images are not uint8.
+            ValueError: If the last axes are not obs_shape and act_dim, the others differ, or a
+                network of one's own returns another shape.
         """
-        self._check_sizes(obs.shape[-1], actions.shape[-1])
-        inputs = (torch.cat([obs, actions], dim=-1) - self.input_mean) / self.input_scale
-        output: Tensor = self.net(inputs.clamp(-_INPUT_CLIP, _INPUT_CLIP)).squeeze(-1)
+        batch = actions.shape[:-1]
+        self._check_sizes(obs.shape[len(batch) :], actions.shape[-1])
+        output: Tensor = self.net(*self._scaled(obs, actions))
+        if output.shape == (*batch, 1):
+            output = output.squeeze(-1)
+        elif output.shape != batch:
+            raise ValueError(
+                f"a network must return one number per step, {tuple(batch)} or {(*batch, 1)}, got "
+                f"{tuple(output.shape)}; mend the forward of {type(self.net).__name__}"
+            )
+        if self.output == "tanh":
+            output = output.tanh()
+        elif self.output == "softplus":
+            output = F.softplus(output)
         return self.output_scale * output
 
-    def trajectory_cost(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return C_ψ of padded trajectories; padding has no influence.
-
-        Args:
-            obs: (B, T, obs_dim).
-            actions: (B, T, act_dim).
-            mask: bool (B, T), true on real steps; None if all are.
-
-        Returns:
-            Summed cost, (B,), per episode, in units where the learned limit is 0.
-        """
-        step_cost = self(obs, actions)  # (B, T)
-        if self.discount < 1:
-            step_cost = step_cost * self.discount ** torch.arange(
-                step_cost.shape[1], device=step_cost.device
-            )
-        if mask is not None:
-            step_cost = step_cost.masked_fill(~mask, 0.0)
-        total: Tensor = step_cost.sum(dim=1)
-        return total
-
-    @torch.no_grad()
-    def step_cost(
-        self, obs: NDArray[np.floating[Any]], actions: NDArray[np.floating[Any]]
-    ) -> NDArray[np.float32]:
-        """Return c_ψ for NumPy rows, without gradients: (N, obs_dim), (N, act_dim) -> (N,)."""
-        device = self.input_mean.device
-        # Copied, because PyTorch warns of read-only arrays such as memory maps.
-        cost: Tensor = self(
-            torch.tensor(obs, dtype=torch.float32, device=device),
-            torch.tensor(actions, dtype=torch.float32, device=device),
-        )
-        return cost.cpu().numpy()
-
-    @torch.no_grad()
-    def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
-        """Return C_ψ of each trajectory, float64 (len(trajectories),); empty in, empty out."""
-        device = self.input_mean.device
-        costs = [
-            self.trajectory_cost(obs.to(device), actions.to(device), mask).cpu()
-            for obs, actions, mask in padded_chunks(trajectories)
-        ]
-        return torch.cat([torch.empty(0), *costs]).double().numpy()
+    def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return C_ψ minus the limit as the only member's, (1, B)."""
+        excess: Tensor = self.trajectory_cost(obs, actions, mask) - self._limit()
+        return excess[None]
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
 
         They are part of the checkpoint and do not follow later data: a model whose inputs drift
         would give another cost to the same step. A feature that never varies keeps the scale 1.
+        Of images only the actions are scaled.
 
         Raises:
             ValueError: If there is no trajectory, or one has other sizes than the model.
@@ -164,12 +390,15 @@ class CostModel(nn.Module):
         if not trajectories:
             raise ValueError("the input scale needs at least one trajectory, got none")
         count = 0
-        total = np.zeros(self.obs_dim + self.act_dim)
+        total = np.zeros(len(self.input_mean))
         total_square = np.zeros_like(total)
-        first = np.concatenate([trajectories[0].obs[0], trajectories[0].actions[0]])
+        first = np.zeros_like(total)
         for trajectory in trajectories:
-            self._check_sizes(trajectory.obs.shape[1], trajectory.actions.shape[1])
-            rows = np.concatenate([trajectory.obs, trajectory.actions], axis=1, dtype=np.float64)
+            self._check_sizes(trajectory.obs.shape[1:], trajectory.actions.shape[1])
+            parts = [trajectory.obs] if len(self.obs_shape) == 1 else []
+            rows = np.concatenate([*parts, trajectory.actions], axis=1, dtype=np.float64)
+            if count == 0:
+                first = rows[0].copy()
             rows -= first  # near the mean, so that the squares do not cancel
             count += len(rows)
             total += rows.sum(axis=0)
@@ -183,6 +412,8 @@ class CostModel(nn.Module):
     def save(self, path: str | os.PathLike[str], **info: float | int | str | None) -> None:
         """Write weights, input scale and sizes to one safetensors file, atomically.
 
+        Of a network of one's own only the weights are written: to load it takes the module again.
+
         Args:
             path: File to write; its folder is made if need be.
             **info: What else should travel with the weights, such as `env_id` or `dead_zone`.
@@ -190,50 +421,195 @@ class CostModel(nn.Module):
         Raises:
             StorageError: If the file cannot be written.
         """
-        config = {
+        meta: Mapping[str, Any] = {"config": self.config(), "info": info}
+        save_tensors(path, kind=_KIND, tensors=self.state_dict(), meta=meta)
+
+    @classmethod
+    def load(
+        cls, path: str | os.PathLike[str], *, net: nn.Module | None = None
+    ) -> tuple[CostModel, dict[str, Any]]:
+        """Read a model and the `info` that was saved with it.
+
+        Args:
+            path: File to read.
+            net: A module as that of the model that was saved, if it had one of its own; it takes
+                the weights in the file.
+
+        Raises:
+            StorageError: If the file is missing, damaged, of another version or of another kind,
+                or if it does not fit `net`.
+        """
+        tensors, meta = load_tensors(path, kind=_KIND)
+        return cls.from_config(path, meta["config"], tensors, net=net), meta["info"]
+
+    def config(self) -> dict[str, Any]:
+        """Return what `from_config` needs besides the tensors, as JSON can hold it."""
+        return {
             "obs_dim": self.obs_dim,
+            "obs_shape": list(self.obs_shape),
             "act_dim": self.act_dim,
             "hidden_sizes": list(self.hidden_sizes),
             "discount": self.discount,
             "output_scale": self.output_scale,
-            "aggregation": "sum",
-            "learned_limit": 0.0,
+            "output": self.output,
+            "horizon": self.horizon,
+            "net": None if self._has_known_net() else type(self.net).__qualname__,
+            # A version that does not know of outputs refuses all but the linear one by this.
+            "aggregation": "sum" if self.output == "linear" else f"sum of {self.output}",
+            "learned_limit": self.learned_limit,
         }
-        meta: Mapping[str, Any] = {"config": config, "info": info}
-        save_tensors(path, kind=_KIND, tensors=self.state_dict(), meta=meta)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> tuple[CostModel, dict[str, Any]]:
-        """Read a model and the `info` that was saved with it.
+    def from_config(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        net: nn.Module | None,
+    ) -> CostModel:
+        """Return the model that `config` describes, with the weights that were read from `path`.
 
         Raises:
-            StorageError: If the file is missing, damaged, of another version or of another kind.
+            MismatchError: If they do not fit each other or `net`.
         """
-        tensors, meta = load_tensors(path, kind=_KIND)
-        config = meta["config"]
-        if config["aggregation"] != "sum" or config["learned_limit"] != 0.0:
+        output = config.get("output", "linear")
+        if config["aggregation"] != ("sum" if output == "linear" else f"sum of {output}") or (
+            output != "softplus" and config["learned_limit"] != 0.0
+        ):
             raise MismatchError(
                 f"{path} holds a cost model that sums to another limit ({config}); this version "
-                "reads summed costs with the learned limit 0 only"
+                "reads summed costs, whose learned limit is 0 unless the output is softplus"
             )
-        model = cls(
-            config["obs_dim"],
-            config["act_dim"],
-            hidden_sizes=config["hidden_sizes"],
-            discount=config["discount"],
-            output_scale=config["output_scale"],
-        )
-        model.load_state_dict(tensors)
-        return model, meta["info"]
+        own = config.get("net")
+        if (net is None) != (own is None):
+            found, given = own or "the MLP of this package", "none" if net is None else _name(net)
+            raise MismatchError(
+                "a file holds the weights of a network, and its code must be given if it is no "
+                f"part of this package: {path} has those of {found}, got net={given}; pass net= if "
+                "and only if the model was made with it"
+            )
+        # Empty tensors: no size that a file claims takes memory before it has proven true.
+        with torch.device("meta"):
+            model = cls(
+                config.get("obs_shape", config["obs_dim"]),
+                config["act_dim"],
+                hidden_sizes=config["hidden_sizes"],
+                discount=config["discount"],
+                output_scale=config["output_scale"],
+                output=output,
+                horizon=config.get("horizon"),
+                net=net,
+            )
+        try:
+            model.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:
+            raise MismatchError(
+                f"the weights in {path} must fit the network, {_name(model.net)}: "
+                f"{' '.join(str(error).split())}; pass the one that the model was made with"
+            ) from error
+        return model
 
-    def _check_sizes(self, obs_dim: int, act_dim: int) -> None:
-        # The net sees their concatenation, so equal sums of sizes would pass unnoticed.
-        if (obs_dim, act_dim) != (self.obs_dim, self.act_dim):
+    def _limit(self) -> Tensor | float:
+        if self.limit_output is None:
+            return 0.0
+        assert self.horizon is not None
+        steps: float = self.horizon
+        if self.discount < 1:
+            steps = (1 - self.discount**self.horizon) / (1 - self.discount)
+        return self.output_scale * steps * F.softplus(self.limit_output)
+
+    def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        mean, scale = self.input_mean, self.input_scale
+        if len(self.obs_shape) == 1:
+            obs = _standardised(obs, mean[: self.obs_dim], scale[: self.obs_dim])
+        elif obs.dtype == torch.uint8:
+            obs = obs.to(mean) / 255
+        elif isinstance(self.net, _ConvNet):
+            raise TypeError(
+                f"images are uint8, read as fractions of 255, got {obs.dtype}; convert them to "
+                "bytes, or pass a network of your own (net=), which reads floats as they are"
+            )
+        start = len(mean) - self.act_dim
+        return obs.to(mean), _standardised(actions, mean[start:], scale[start:])
+
+    def _has_known_net(self) -> bool:
+        return isinstance(self.net, _MLP | _ConvNet)
+
+    def _check_sizes(self, obs_shape: Sequence[int], act_dim: int) -> None:
+        # A net sees their concatenation, so equal sums of sizes would pass unnoticed.
+        if (tuple(obs_shape), act_dim) != (self.obs_shape, self.act_dim):
+            name, wanted, found = "obs_shape", str(self.obs_shape), str(tuple(obs_shape))
+            if len(self.obs_shape) == len(obs_shape) == 1:
+                name, wanted, found = "obs_dim", str(self.obs_shape[0]), str(obs_shape[0])
             raise ValueError(
-                "a cost model reads the sizes that it was made for: (obs_dim, act_dim) = "
-                f"({self.obs_dim}, {self.act_dim}), got ({obs_dim}, {act_dim}); use the model of "
+                f"a cost model reads the sizes that it was made for: ({name}, act_dim) = "
+                f"({wanted}, {self.act_dim}), got ({found}, {act_dim}); use the model of "
                 "this environment, or check the order of the arguments"
             )
+
+
+class _MLP(nn.Sequential):
+    """ReLU layers on both inputs side by side; puts out exactly 0 until it is trained."""
+
+    def __init__(self, num_inputs: int, hidden_sizes: Sequence[int]) -> None:
+        sizes = [num_inputs, *hidden_sizes]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(sizes):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        last = nn.Linear(sizes[-1], 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        super().__init__(*layers, last)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:  # type: ignore[override]
+        output = torch.cat([obs, actions], dim=-1)
+        for layer in self:
+            output = layer(output)
+        return output
+
+
+class _ConvNet(nn.Module):
+    """Three convolutions of an image, each halving its sides, then the MLP."""
+
+    def __init__(
+        self, obs_shape: tuple[int, ...], act_dim: int, hidden_sizes: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self._channels_last = obs_shape[2] <= obs_shape[0]
+        channels, *sides = (obs_shape[2], *obs_shape[:2]) if self._channels_last else obs_shape
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise([channels, 16, 32, 32]):
+            layers += [nn.Conv2d(fan_in, fan_out, 3, stride=2, padding=1), nn.ReLU()]
+        self.encoder = nn.Sequential(*layers, nn.Flatten())
+        self._num_features = 32 * math.prod(math.ceil(side / 8) for side in sides)
+        self.mlp = _MLP(self._num_features + act_dim, hidden_sizes)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        images = obs.flatten(0, -4) if obs.ndim > 3 else obs[None]  # (B, *obs_shape)
+        if self._channels_last:
+            images = images.movedim(-1, 1)
+        features = self.encoder(images).reshape(*obs.shape[:-3], self._num_features)
+        output: Tensor = self.mlp(features, actions)
+        return output
+
+
+def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    return ((values.to(mean) - mean) / scale).clamp(-_INPUT_CLIP, _INPUT_CLIP)
+
+
+def _require_one_step(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+            raise ValueError(
+                "the cost of a step must depend on that step alone, or a batch that is scored in "
+                f"parts, and twice, has no one gradient; got {module} in {_name(net)}; leave it "
+                "out, or use LayerNorm"
+            )
+
+
+def _name(net: nn.Module) -> str:
+    return type(net).__qualname__
 
 
 def padded_chunks(
@@ -242,8 +618,11 @@ def padded_chunks(
     """Yield trajectories in order as padded (obs, actions, mask), about `max_rows` steps at a time.
 
     Small enough for the activations to stay in the CPU's cache and for memory to stay constant,
-    however many trajectories there are. The mask is None where nothing is padded.
+    however many trajectories there are: fewer steps if one holds more than 250 numbers. The mask is
+    None where nothing is padded.
     """
+    if trajectories:
+        max_rows = min(max_rows, max(1, 4_000_000 // math.prod(trajectories[0].obs.shape[1:])))
     start = 0
     while start < len(trajectories):
         stop, longest = start, 0

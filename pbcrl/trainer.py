@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.buffer import PreferenceBuffer
-from pbcrl.cost_model import CostModel, padded_chunks
+from pbcrl.cost_model import LearnedCost, padded_chunks
 from pbcrl.dead_zone import DeadZone
 from pbcrl.losses import pbci_loss
 from pbcrl.trajectory import PairBatch
@@ -63,7 +63,7 @@ class CostModelTrainer:
 
     def __init__(
         self,
-        model: CostModel,
+        model: LearnedCost,
         *,
         rng: np.random.Generator,
         dead_zone: DeadZone | None = None,
@@ -95,22 +95,21 @@ class CostModelTrainer:
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats."""
-        cost = torch.cat(
-            [self._score(chunk) for chunk in padded_chunks(batch.trajectories)]
-        )  # (U,)
+        chunks = padded_chunks(batch.trajectories)
+        cost = torch.cat([self._score(chunk) for chunk in chunks], dim=1)  # (M, U)
         cost.requires_grad_()
-        loss = self._loss(cost, batch)
+        loss = sum((self._loss(member_cost, batch) for member_cost in cost), torch.zeros(()))
         (cost_grad,) = torch.autograd.grad(loss, cost)
         self._optimizer.zero_grad(set_to_none=True)
         start = 0
         for chunk in padded_chunks(batch.trajectories):
-            chunk_cost = self.model.trajectory_cost(*self._to_device(chunk))
-            stop = start + len(chunk_cost)
-            chunk_cost.backward(cost_grad[start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
+            chunk_cost = self.model.member_excess(*chunk)
+            stop = start + chunk_cost.shape[1]
+            chunk_cost.backward(cost_grad[:, start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
             start = stop
         self._optimizer.step()
         self.steps += 1
-        return loss.item()
+        return loss.item() / len(cost)
 
     def pretrain(
         self,
@@ -215,7 +214,7 @@ class CostModelTrainer:
     def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
         """Score a buffer's labelled pairs without training."""
         batch = buffer.batch(np.arange(len(buffer)))
-        cost = torch.from_numpy(self.model.score(batch.trajectories))[batch.pairs]  # (B, 2)
+        cost = self._excess(batch)[batch.pairs]  # (B, 2)
         first, second = cost.unbind(dim=1)
         terms = pbci_loss(
             first,
@@ -252,7 +251,7 @@ class CostModelTrainer:
         """
         batch = buffer.batch(indices)
         labelled = ~batch.safe.isnan()
-        cost = torch.from_numpy(self.model.score(batch.trajectories))[batch.pairs]
+        cost = self._excess(batch)[batch.pairs]
         return _mean((cost > 0)[labelled]), _mean((batch.safe < 0.5)[labelled])
 
     def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
@@ -269,14 +268,12 @@ class CostModelTrainer:
 
     @torch.no_grad()
     def _score(self, chunk: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        return self.model.trajectory_cost(*self._to_device(chunk)).cpu()
+        return self.model.member_excess(*chunk).cpu()
 
-    def _to_device(
-        self, chunk: tuple[Tensor, Tensor, Tensor | None]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        device = self.model.input_mean.device
-        obs, actions, mask = chunk
-        return obs.to(device), actions.to(device), None if mask is None else mask.to(device)
+    def _excess(self, batch: PairBatch) -> Tensor:
+        """C_ψ minus the learned limit of the unique trajectories, float64 (U,)."""
+        # The members' mean: pessimism is a margin on purpose, not an error to be trained away.
+        return torch.from_numpy(self.model.member_scores(batch.trajectories)).mean(dim=0)
 
     def _new_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), lr=self._lr)

@@ -3,9 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from pbcrl.cost_model import CostModel, padded_chunks
-from pbcrl.errors import CorruptFileError, MismatchError, StorageError
+from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.storage import save_tensors
 from pbcrl.trajectory import Trajectory, pad
 
@@ -161,6 +162,296 @@ def test_scoring_leaves_no_gradients_behind():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+# -- Outputs and limits ----------------------------------------------------------------------
+
+
+def test_a_tanh_output_bounds_what_a_step_can_cost():
+    """c = 0.5 tanh(2 s): at s = 0.25 0.5 tanh 0.5 = 0.2311, never above 0.5."""
+    model = linear_model([2.0, 0.0], output="tanh", output_scale=0.5)
+    costs = model.step_cost(np.array([[0.25], [9.0], [-9.0]]), np.zeros((3, 1)))
+    assert costs.tolist() == pytest.approx([0.23106, 0.5, -0.5], abs=1e-5)
+    assert model.learned_limit == 0
+
+
+def test_a_softplus_output_costs_something_at_every_step():
+    """c = 0.5 ln(1 + e^s): ln 2 / 2 at s = 0, about 1 at s = 2, and above 0 far below."""
+    model = linear_model([1.0, 0.0], output="softplus", output_scale=0.5, horizon=10)
+    costs = model.step_cost(np.array([[0.0], [2.0], [-9.0]]), np.zeros((3, 1)))
+    assert costs[:2].tolist() == pytest.approx([0.34657, 1.06346], abs=1e-5)
+    assert 0 < costs[2] < 1e-4
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_an_untrained_softplus_model_puts_a_full_length_episode_on_its_limit(discount):
+    """20 steps at 0.03 ln 2 each; one that ends early has cost less."""
+    model = CostModel(3, 2, output="softplus", horizon=20, discount=discount)
+    full, short = model.score(episodes(20, 19))
+    steps = sum(discount**t for t in range(20))
+    assert model.learned_limit == pytest.approx(0.03 * steps * math.log(2))
+    assert full == pytest.approx(model.learned_limit)
+    assert short < full
+
+
+def test_a_learned_limit_can_only_be_positive():
+    model = CostModel(1, 1, output="softplus", horizon=100, output_scale=1.0)
+    torch.nn.init.constant_(model.limit_output, -30.0)
+    assert 0 < model.learned_limit < 1e-10
+
+
+def test_a_limit_and_a_bias_pull_against_each_other_alike():
+    """C - limit does not change if every step and the limit's share of it grow alike."""
+    model = CostModel(1, 1, hidden_sizes=(), output="softplus", horizon=7)
+    obs, actions, _ = pad(episodes(7, obs_dim=1, act_dim=1))
+    model.member_excess(obs, actions).sum().backward()
+    bias, limit = model.net[-1].bias.grad.item(), model.limit_output.grad.item()
+    assert bias == pytest.approx(0.03 * 7 / 2)  # the slope of softplus at 0 is 1/2
+    assert limit == pytest.approx(-bias)
+
+
+def test_member_scores_of_a_single_model_are_the_costs_above_its_limit():
+    model, given = CostModel(3, 2, output="softplus", horizon=50), episodes(50, 20, 3)
+    expected = model.score(given) - model.learned_limit
+    np.testing.assert_allclose(model.member_scores(given), expected[None], atol=1e-6)
+    assert model.member_scores([]).shape == (1, 0)
+
+
+# -- Horizon ---------------------------------------------------------------------------------
+
+
+def test_a_limit_learned_on_segments_does_not_judge_longer_episodes():
+    model = CostModel(3, 2, horizon=50)
+    assert model.score(episodes(50, 10)).tolist() == [0, 0]
+    message = (
+        r"as many steps as it was learned on: 50, got a trajectory of 1000; .* prorate\(1000\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        model.score(episodes(50, 1000))
+    with pytest.raises(ValueError, match="50, but episodes here have a time limit of 1000; train"):
+        model.check_horizon(1000)
+    model.check_horizon(50)
+
+
+def test_without_a_horizon_every_length_is_judged():
+    CostModel(3, 2).check_horizon(1000)
+    CostModel(3, 2).check_length(10**6)
+
+
+def test_a_prorated_limit_is_its_share_of_a_step_times_the_steps():
+    model = CostModel(1, 1, output="softplus", horizon=50)
+    torch.nn.init.constant_(model.limit_output, 2.0)
+    share = model.learned_limit / 50
+    model.prorate(1000)
+    assert model.horizon == 1000
+    assert model.learned_limit == pytest.approx(1000 * share)
+
+
+@pytest.mark.parametrize(("horizon", "steps"), [(None, 10), (10, 0)])
+def test_a_limit_that_holds_for_any_length_is_not_prorated(horizon, steps):
+    with pytest.raises(ValueError, match=f"to another, got {horizon} and {steps}"):
+        CostModel(1, 1, horizon=horizon).prorate(steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "relu"}, r"one of \('linear', 'tanh', 'softplus'\), got 'relu'"),
+        ({"output": "softplus"}, "needs their number, got horizon=None; pass the env's time limit"),
+        ({"horizon": 0}, "horizon counts steps and must be >= 1, got 0"),
+    ],
+)
+def test_outputs_and_horizons_that_make_no_limit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        CostModel(1, 1, **options)
+
+
+# -- Images ----------------------------------------------------------------------------------
+
+
+def pixels(*shape, seed=0):
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
+
+
+def image_model(obs_shape=(9, 12, 3), act_dim=2, **options):
+    torch.manual_seed(0)
+    model = CostModel(obs_shape, act_dim, output_scale=1.0, **options)
+    torch.nn.init.normal_(model.net.mlp[-1].weight)
+    return model
+
+
+def test_images_are_scored_step_by_step_whatever_the_leading_axes():
+    model = image_model()
+    obs, actions = torch.from_numpy(pixels(5, 4, 9, 12, 3)), torch.randn(5, 4, 2)
+    costs = model(obs, actions)
+    assert costs.shape == (5, 4)
+    torch.testing.assert_close(costs[2, 3], model(obs[2, 3], actions[2, 3]))
+    found = model.step_cost(obs[0].numpy(), actions[0].numpy())
+    np.testing.assert_allclose(found, costs[0].detach(), rtol=1e-5)
+
+
+def test_the_channels_of_an_image_may_come_first_or_last():
+    last, first = image_model((9, 12, 3)), image_model((3, 9, 12))
+    obs, actions = torch.from_numpy(pixels(6, 9, 12, 3)), torch.randn(6, 2)
+    torch.testing.assert_close(last(obs, actions), first(obs.movedim(-1, 1), actions))
+
+
+def test_pixels_are_read_as_fractions_of_255():
+    seen = []
+
+    class Look(torch.nn.Module):
+        def forward(self, obs, actions):
+            seen.append(obs)
+            return actions.sum(dim=-1)
+
+    model = CostModel((2, 2, 1), 1, net=Look())
+    model(torch.tensor([0, 51, 102, 255], dtype=torch.uint8).view(1, 2, 2, 1), torch.zeros(1, 1))
+    assert seen[0].flatten().tolist() == pytest.approx([0, 0.2, 0.4, 1])
+
+
+def test_an_untrained_image_model_lies_on_the_limit_and_can_learn():
+    model = CostModel((84, 84, 4), 1)
+    costs = model(torch.from_numpy(pixels(3, 84, 84, 4)), torch.zeros(3, 1))
+    assert costs.tolist() == [0, 0, 0]
+    costs.sum().backward()
+    assert model.net.mlp[-1].weight.grad.abs().max() > 0
+
+
+def test_pixels_that_are_no_bytes_are_refused():
+    with pytest.raises(TypeError, match="images are uint8, read as fractions of 255, got torch"):
+        image_model()(torch.rand(1, 9, 12, 3), torch.zeros(1, 2))
+
+
+def test_an_image_of_another_size_is_refused():
+    message = r"\(obs_shape, act_dim\) = \(\(9, 12, 3\), 2\), got \(\(12, 9, 3\), 2\)"
+    with pytest.raises(ValueError, match=message):
+        image_model().step_cost(pixels(1, 12, 9, 3), np.zeros((1, 2)))
+
+
+def test_a_saved_image_model_comes_back_with_equal_costs(tmp_path):
+    model, obs, actions = image_model(), pixels(4, 9, 12, 3), np.ones((4, 2), np.float32)
+    model.save(tmp_path / "model.safetensors")
+    loaded, _ = CostModel.load(tmp_path / "model.safetensors")
+    assert loaded.obs_shape == (9, 12, 3)
+    np.testing.assert_array_equal(loaded.step_cost(obs, actions), model.step_cost(obs, actions))
+
+
+# -- Spaces ----------------------------------------------------------------------------------
+
+BYTES = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "sizes"),
+    [
+        (spaces.Box(-1, 1, (7,)), spaces.Box(-1, 1, (2,)), ((7,), 2)),
+        (spaces.Box(-1, 1, (2, 3)), spaces.Discrete(5), ((6,), 5)),
+        (BYTES, spaces.MultiDiscrete([2, 3]), ((64, 64, 3), 5)),
+        (spaces.Box(0, 1, (64, 64, 3)), spaces.Discrete(2), ((64 * 64 * 3,), 2)),  # no bytes
+        (spaces.Dict(a=BYTES, b=spaces.Discrete(3)), spaces.MultiBinary(4), ((12291,), 4)),
+    ],
+)
+def test_a_model_is_made_to_fit_spaces(observation_space, action_space, sizes):
+    model = CostModel.for_spaces(observation_space, action_space, hidden_sizes=(4,))
+    assert (model.obs_shape, model.act_dim) == sizes
+    assert model.hidden_sizes == (4,)
+
+
+# -- A network of one's own ------------------------------------------------------------------
+
+
+class Distance(torch.nn.Module):
+    """A weight times the distance of the first two features from the origin."""
+
+    def __init__(self, *, width=1, keep_axis=False):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((width,), 2.0))
+        self.keep_axis = keep_axis
+
+    def forward(self, obs, actions):
+        distance = self.weight[0] * obs[..., :2].norm(dim=-1) + actions.sum(dim=-1)
+        return distance[..., None] if self.keep_axis else distance
+
+
+@pytest.mark.parametrize("keep_axis", [False, True])
+def test_a_network_of_one_s_own_takes_the_place_of_the_mlp(keep_axis):
+    model = CostModel(3, 1, net=Distance(keep_axis=keep_axis), output_scale=0.5)
+    costs = model.step_cost(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 9.0]]), np.array([[1.0], [0.0]]))
+    assert costs.tolist() == [5.5, 0.0]
+    assert [name for name, _ in model.named_parameters()] == ["net.weight"]
+
+
+def test_a_network_reads_inputs_at_the_scale_of_the_data():
+    """The deviation of 0, 8 is 4, the mean is 4: (8, 4) is read as (1, 0)."""
+    model = CostModel(2, 1, net=Distance(), output_scale=1.0)
+    model.fit_input_scale([Trajectory(np.array([[0.0, 4.0], [8.0, 4.0]]), np.zeros((2, 1)))])
+    assert model.step_cost(np.array([[8.0, 4.0]]), np.zeros((1, 1))).tolist() == [2]
+
+
+def test_a_network_that_returns_more_than_a_number_per_step_is_refused():
+    class Wide(torch.nn.Module):
+        def forward(self, obs, actions):
+            return obs + actions
+
+    with pytest.raises(ValueError, match=r"per step, \(4,\) or \(4, 1\), got \(4, 3\); .* Wide"):
+        CostModel(3, 1, net=Wide())(torch.zeros(4, 3), torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Dropout(0.1), torch.nn.BatchNorm1d(3)])
+def test_a_network_that_looks_beyond_the_step_is_refused(layer):
+    with pytest.raises(ValueError, match=r"on that step alone, .* got (Dropout|BatchNorm1d)"):
+        CostModel(3, 1, net=torch.nn.Sequential(layer))
+
+
+def test_observations_that_are_neither_flat_nor_images_need_a_network_of_one_s_own():
+    with pytest.raises(ValueError, match=r"must be flat or images of shape .* got \(5, 2\)"):
+        CostModel((5, 2), 1)
+
+    class Spread(torch.nn.Module):
+        def forward(self, obs, actions):
+            return obs.std(dim=(-2, -1)) + actions[..., 0]
+
+    assert CostModel((5, 2), 1, net=Spread())(torch.zeros(7, 5, 2), torch.zeros(7, 1)).shape == (7,)
+
+
+def test_the_weights_of_a_network_come_back_with_its_code_only(tmp_path):
+    path, model = tmp_path / "model.safetensors", CostModel(3, 1, net=Distance())
+    torch.nn.init.constant_(model.net.weight, 7.0)
+    model.save(path, env_id="Toy-v0")
+    loaded, info = CostModel.load(path, net=Distance())
+    assert loaded.net.weight.tolist() == [7]
+    assert info == {"env_id": "Toy-v0"}
+    with pytest.raises(MismatchError, match="has those of Distance, got net=none; pass net="):
+        CostModel.load(path)
+    with pytest.raises(MismatchError, match=r"must fit the network, Distance: .*size mismatch"):
+        CostModel.load(path, net=Distance(width=2))
+
+
+def test_a_network_is_not_given_the_weights_of_an_mlp(tmp_path):
+    CostModel(3, 1).save(tmp_path / "model.safetensors")
+    with pytest.raises(MismatchError, match="those of the MLP of this package, got net=Distance"):
+        CostModel.load(tmp_path / "model.safetensors", net=Distance())
+
+
+# -- Numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, np.int32, np.uint8, np.bool_])
+def test_rows_of_every_dtype_cost_what_their_float32_values_cost(dtype):
+    model = random_model()
+    obs, actions = np.array([[1, 0, 1]], dtype), np.array([[0, 1]], dtype)
+    expected = model.step_cost(obs.astype(np.float32), actions.astype(np.float32))
+    np.testing.assert_array_equal(model.step_cost(obs, actions), expected)
+    tensors = torch.from_numpy(obs), torch.from_numpy(actions)
+    assert model(*tensors).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e300])
+def test_what_is_not_finite_in_float32_is_refused(bad):
+    with pytest.raises(NonFiniteError, match="obs of a cost model must be finite, got NaN or an "):
+        random_model().step_cost(np.array([[0, bad, 0]]), np.zeros((1, 2)))
+    with pytest.raises(NonFiniteError, match="actions of a cost model must be finite"):
+        random_model().step_cost(np.zeros((1, 3)), np.array([[0, bad]]))
+
+
 # -- Chunks ----------------------------------------------------------------------------------
 
 
@@ -253,6 +544,52 @@ def test_a_saved_model_comes_back_with_equal_costs_and_its_info(tmp_path):
     np.testing.assert_array_equal(loaded.score(given), model.score(given))
 
 
+def test_outputs_horizons_and_limits_come_back(tmp_path):
+    path, model = tmp_path / "model.safetensors", CostModel(3, 2, output="softplus", horizon=40)
+    torch.nn.init.constant_(model.limit_output, 0.7)
+    model.save(path)
+    loaded, _ = CostModel.load(path)
+    assert (loaded.output, loaded.horizon) == ("softplus", 40)
+    assert loaded.learned_limit == model.learned_limit
+    CostModel(3, 2, output="tanh").save(path)
+    loaded, _ = CostModel.load(path)
+    assert (loaded.output, loaded.horizon) == ("tanh", None)
+
+
+def test_a_file_from_before_there_were_outputs_and_horizons_is_read(tmp_path):
+    path, model, given = tmp_path / "model.safetensors", random_model(), episodes(5)
+    config = {"obs_dim": 3, "act_dim": 2, "hidden_sizes": [64, 64], "discount": 1.0}
+    config |= {"output_scale": 1.0, "aggregation": "sum", "learned_limit": 0.0}
+    meta = {"config": config, "info": {"env_id": "Toy-v0"}}
+    save_tensors(path, kind="cost-model", tensors=model.state_dict(), meta=meta)
+    loaded, info = CostModel.load(path)
+    assert (loaded.output, loaded.horizon, info["env_id"]) == ("linear", None, "Toy-v0")
+    np.testing.assert_array_equal(loaded.score(given), model.score(given))
+
+
+def test_loading_draws_no_random_numbers(tmp_path):
+    CostModel(3, 2).save(tmp_path / "model.safetensors")
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    CostModel.load(tmp_path / "model.safetensors")
+    assert torch.rand(1) == expected
+
+
+def test_sizes_that_a_file_claims_are_not_believed(tmp_path):
+    """A layer of 10^12 numbers would not fit into memory."""
+    path, model = tmp_path / "model.safetensors", CostModel(1, 1)
+    config = {**model.config(), "hidden_sizes": [10**6, 10**6]}
+    save_tensors(
+        path,
+        kind="cost-model",
+        tensors=model.state_dict(),
+        meta={"config": config, "info": {}},
+    )
+    with pytest.raises(MismatchError, match=r"the weights in .* must fit the network, _MLP: "):
+        CostModel.load(path)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "agent.safetensors"
     save_tensors(path, kind="agent", tensors=CostModel(1, 1).state_dict(), meta={})
@@ -266,7 +603,7 @@ def test_a_model_with_another_limit_is_refused(tmp_path):
     config |= {"aggregation": "mean", "learned_limit": 0.0}
     meta = {"config": config, "info": {}}
     save_tensors(path, kind="cost-model", tensors=model.state_dict(), meta=meta)
-    with pytest.raises(MismatchError, match="this version reads summed costs with the learned lim"):
+    with pytest.raises(MismatchError, match="this version reads summed costs, whose learned lim"):
         CostModel.load(path)
 
 

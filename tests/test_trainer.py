@@ -322,6 +322,58 @@ def test_a_batch_of_no_pairs_is_refused():
         fresh_trainer(batch_size=0)
 
 
+# -- A learned limit -------------------------------------------------------------------------
+
+
+def softplus_trainer(**options):
+    """c = 0.5 ln(1 + e^s), limit 0.5 ln(1 + e^b), for episodes of one step."""
+    model = CostModel(1, 1, hidden_sizes=(), output="softplus", horizon=1, output_scale=0.5)
+    torch.nn.init.constant_(model.net[0].weight[:, :1], 1.0)
+    return CostModelTrainer(model, rng=rng(), **{"snr_weight": 0.0, **options})
+
+
+def test_the_gradient_of_a_softplus_limit_is_what_a_pocket_calculator_gives():
+    """One safe episode at s = 2 and δ = 0: C = 1.06346, limit 0.34657, excess x = 0.71689.
+
+    The other has no label. Eq. 8 loses softplus(x), whose slope is σ(x) = 0.67192; the limit rises
+    by 0.5 σ(0) = 0.25 per unit of b, so that b has the gradient -0.16798.
+    """
+    buffer = buffer_of([2.0, 0.0], [[0, 1]], [Label(NAN, 1, NAN)])
+    trainer = softplus_trainer(dead_zone=DeadZone(0.0), lr=0.1)
+    loss = trainer.gradient_step(buffer.batch(np.array([0])))
+    assert loss == pytest.approx(softplus(0.71689), abs=1e-5)
+    assert trainer.model.limit_output.grad.item() == pytest.approx(-0.16798, abs=1e-5)
+    assert trainer.model.limit_output.item() == pytest.approx(0.1)  # Adam's first step: up
+
+
+def test_preferences_and_variance_do_not_move_a_limit():
+    buffer = buffer_of([2.0, 0.0], [[0, 1]], [Label(0, NAN, NAN)])
+    trainer = softplus_trainer(snr_weight=0.1)
+    trainer.gradient_step(buffer.batch(np.array([0])))
+    assert trainer.model.limit_output.grad.item() == pytest.approx(0, abs=1e-7)
+
+
+def test_verdicts_are_relative_to_the_learned_limit():
+    """At the limit of ln 2 / 2, s = 0 is just safe, and s = 1 is not."""
+    buffer = buffer_of([0.0, 1.0, -1.0], [[0, 1], [1, 2]], [Label(1, 1, 0), Label(0, 0, 1)])
+    trainer = softplus_trainer()
+    assert trainer.evaluate(buffer).safety_accuracy == 1
+    assert trainer.violation_rates(buffer, np.arange(2)) == (1 / 2, 1 / 2)
+
+
+@pytest.mark.parametrize("output", ["tanh", "softplus"])
+def test_other_outputs_learn_a_linear_cost_too(output):
+    torch.manual_seed(0)
+    model = CostModel(2, 1, hidden_sizes=(16,), output_scale=1.0, output=output, horizon=10)
+    trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
+    train = linear_buffer(200, seed=1)
+    model.fit_input_scale(train.trajectories)
+    trainer.pretrain(train, linear_buffer(60, seed=2), max_epochs=30)
+    test = trainer.evaluate(linear_buffer(100, seed=3))
+    assert test.pair_accuracy > 0.9
+    assert test.safety_accuracy > 0.9
+
+
 # -- Terms -----------------------------------------------------------------------------------
 
 
