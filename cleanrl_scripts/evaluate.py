@@ -20,6 +20,7 @@ from film import check_film, film
 from run_io import (
     action_bounds,
     flat_dims,
+    horizon_of,
     main,
     make_envs,
     print_table,
@@ -30,7 +31,7 @@ from run_io import (
 from torch import Tensor, nn
 
 from pbcrl import (
-    CostModel,
+    LearnedCost,
     MismatchError,
     StorageError,
     Trajectory,
@@ -38,6 +39,7 @@ from pbcrl import (
     bias,
     cost_model_report,
     diverged_envs,
+    load_cost_model,
     load_tensors,
     step_costs,
 )
@@ -130,7 +132,7 @@ class Agent(nn.Module):
         return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
 
 
-def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
+def report(cost_model: LearnedCost, episodes: list[Trajectory], limit: float) -> dict[str, float]:
     """Compare learned with true episode costs; the learner never sees these numbers."""
     true = np.array([episode.true_cost for episode in episodes])
     learned_limit = cost_model.learned_limit
@@ -234,6 +236,7 @@ def evaluate(args: Args) -> None:
     envs = make_envs(env_id, 1)
     found = flat_dims(envs)
     low, high = action_bounds(envs)
+    time_limit = horizon_of(envs)
     envs.close()
     if found != (meta["obs_dim"], meta["act_dim"]):
         raise MismatchError(
@@ -259,10 +262,17 @@ def evaluate(args: Args) -> None:
         "cost_limit": limit,
         "bias": bias(float(true.mean()), limit) if np.isfinite(limit) else None,
     }
-    cost_model = None
+    cost_model: LearnedCost | None = None
     if (folder / "cost_model.safetensors").exists():
-        cost_model, _ = CostModel.load(folder / "cost_model.safetensors")
+        cost_model, _ = load_cost_model(folder / "cost_model.safetensors")
+        try:
+            cost_model.check_horizon(time_limit)
+        except ValueError as error:
+            print(f"   without the learned cost: {error}")
+            cost_model = None
+    if cost_model is not None:
         result["learned_cost"] = float(cost_model.score(episodes).mean())
+        result["learned_limit"] = cost_model.learned_limit
         result |= report(cost_model, episodes, limit)
     if args.upstream:
         their_returns, their_costs = play_upstream(args, env_id)

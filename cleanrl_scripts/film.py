@@ -14,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
 
-from pbcrl import CostModel
+from pbcrl import LearnedCost
 
 Policy = Callable[[np.ndarray], np.ndarray]
 """From one observation (obs_dim,) to the action that is executed (act_dim,)."""
@@ -47,7 +47,7 @@ def film(
     episodes: int,
     seed: int,
     folder: Path,
-    cost_model: CostModel | None = None,
+    cost_model: LearnedCost | None = None,
 ) -> list[Path]:
     """Film one episode in each of `episodes` seeded envs.
 

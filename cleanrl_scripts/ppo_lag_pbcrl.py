@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,12 +36,14 @@ from torch import Tensor, nn
 
 from pbcrl import (
     CostModel,
+    CostModelEnsemble,
     CostModelTrainer,
     DeadZone,
     Label,
     LabelError,
     LabelLog,
     LagrangeMultiplier,
+    LearnedCost,
     MismatchError,
     Oracle,
     PbcrlError,
@@ -94,6 +96,12 @@ class Args:
 
     cost_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the cost model's hidden layers"""
+    cost_output: Literal["linear", "tanh", "softplus"] = "linear"
+    """what a step may cost: anything, so much at most, or never less than 0 with a learned limit"""
+    ensemble_size: int = 1
+    """cost models that are trained side by side, each on a bootstrap resample of the labels"""
+    pessimism: float = 0.0
+    """κ: standard deviations between them that are added to the cost of every step"""
     cost_lr: float = 3e-3
     """Adam's step size for the cost model"""
     cost_batch_size: int = 128
@@ -341,7 +349,7 @@ def num_possible(wanted: int, num_trajectories: int) -> int:
     return min(wanted, num_trajectories * (num_trajectories - 1) // 2)
 
 
-def report(cost_model: CostModel, episodes: list[Trajectory], limit: float) -> dict[str, float]:
+def report(cost_model: LearnedCost, episodes: list[Trajectory], limit: float) -> dict[str, float]:
     """Compare learned with true episode costs; the learner never sees these numbers."""
     true = np.array([episode.true_cost for episode in episodes])
     learned_limit = cost_model.learned_limit
@@ -400,6 +408,7 @@ def train(args: Args) -> Path:
         *counts,
         "finetune_epochs",
         "finetune_interval",
+        "ensemble_size",
         "patience",
         "validate_every",
         "torch_threads",
@@ -408,6 +417,11 @@ def train(args: Args) -> Path:
         raise ValueError(
             "--offline-queries must be at least 20, a tenth of them for validation, and "
             f"--online-queries at least 0, got {args.offline_queries} and {args.online_queries}"
+        )
+    if args.pessimism and args.ensemble_size == 1:
+        raise ValueError(
+            "pessimism is about how far models disagree, but there is one, got --pessimism "
+            f"{args.pessimism}; give an --ensemble-size of 2 or more"
         )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
@@ -440,12 +454,20 @@ def train(args: Args) -> Path:
             obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
         )
         multiplier = LagrangeMultiplier(lr=args.multiplier_lr, initial=args.multiplier_initial)
-        cost_model = CostModel(
-            obs_dim,
-            act_dim,
-            hidden_sizes=args.cost_hidden_sizes,
-            output_scale=horizon_of(base_envs) ** -0.5,
-        )
+        members = [
+            CostModel(
+                obs_dim,
+                act_dim,
+                hidden_sizes=args.cost_hidden_sizes,
+                output_scale=horizon_of(base_envs) ** -0.5,
+                output=args.cost_output,
+                horizon=horizon_of(base_envs),
+            )
+            for _ in range(args.ensemble_size)
+        ]
+        cost_model: LearnedCost = members[0]
+        if args.ensemble_size > 1:
+            cost_model = CostModelEnsemble(members, pessimism=args.pessimism)
         trainer = CostModelTrainer(
             cost_model,
             dead_zone=DeadZone(args.dead_zone, lr=args.dead_zone_lr),
@@ -721,6 +743,7 @@ def train(args: Args) -> Path:
                     "return": mean_return,
                     "true_cost": mean_cost,
                     "learned_cost": mean_learned,
+                    "learned_limit": cost_model.learned_limit,
                     "learned_cost_std": float(learned_costs.std()) if len(fresh) else None,
                     "multiplier": multiplier.value,
                     "adv_c_std": adv_c_std,
@@ -773,6 +796,7 @@ def train(args: Args) -> Path:
             "return": float(returns.mean()),
             "true_cost": eval_cost,
             "learned_cost": float(cost_model.score(episodes).mean()),
+            "learned_limit": cost_model.learned_limit,
             "cost_limit": limit,
             "bias": bias(eval_cost, limit),
             "return_stochastic": float(noisy_returns.mean()),

@@ -7,7 +7,8 @@ The pieces, in the order in which data flows through them; each can be used alon
 - An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` does from true costs, a person
   from looking.
 - `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
-- `CostModel` is c_ψ(s, a); `CostModelTrainer` fits it by `pbci_loss` with a `DeadZone`.
+- `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them; `CostModelTrainer` fits either by
+  `pbci_loss` with a `DeadZone`.
 - `LagrangeMultiplier` prices the learned cost while a policy is trained.
 - `cost_model_report` and its parts compare learned with true costs.
 - `save_tensors`, `TrajectoryWriter`, `TrajectoryDataset`, `LabelLog` keep everything on disk.
@@ -24,11 +25,12 @@ from pbcrl.errors import (
     PbcrlError,
     StorageError,
 )
-from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
+from pbcrl.trajectory import Label, PairBatch, Query, Trajectory, cut_segments
 from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.dead_zone import DeadZone
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.cost_model import CostModel, LearnedCost
+from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.trainer import CostModelTrainer, Evaluation
@@ -59,6 +61,7 @@ __all__ = [
     "BudgetError",
     "CorruptFileError",
     "CostModel",
+    "CostModelEnsemble",
     "CostModelTrainer",
     "DeadZone",
     "Evaluation",
@@ -91,9 +94,11 @@ __all__ = [
     "base_rate",
     "bias",
     "cost_model_report",
+    "cut_segments",
     "diverged_envs",
     "draw_pairs",
     "finished_trajectories",
+    "load_cost_model",
     "load_tensors",
     "pair_accuracy",
     "pbci_loss",

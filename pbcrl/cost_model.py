@@ -27,7 +27,8 @@ from pbcrl.trajectory import Trajectory, pad
 
 Output = Literal["linear", "tanh", "softplus"]
 
-_KIND = "cost-model"
+KIND = "cost-model"
+"""Of checkpoints, of a single model as of an ensemble."""
 # Contacts make rare spikes of a hundred standard deviations; beyond ten they carry no more news.
 _INPUT_CLIP = 10.0
 _REMEDY = (
@@ -84,6 +85,28 @@ class LearnedCost(nn.Module, ABC):
         Returns:
             Each member's C_ψ minus its own limit, (M, B); <= 0 is judged safe.
         """
+
+    @abstractmethod
+    def prorate(self, horizon: int) -> None:
+        """Let the limit hold for longer or shorter trajectories, with the same share per step.
+
+        Right if labels were given by that share, as `SyntheticOracle(limit * length / horizon)`
+        gives those of segments.
+
+        Args:
+            horizon: Steps of a full-length trajectory from now on, >= 1.
+
+        Raises:
+            ValueError: If `horizon` is below 1, or the model has none: its limit holds for any.
+        """
+
+    @abstractmethod
+    def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
+        """Fix the mean and the scale of the inputs from data, once, before training."""
+
+    @abstractmethod
+    def save(self, path: str | os.PathLike[str], **info: float | int | str | None) -> None:
+        """Write everything that scores depend on to one file, atomically."""
 
     def trajectory_cost(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ of padded trajectories; padding has no influence.
@@ -323,23 +346,19 @@ class CostModel(LearnedCost):
             return float(self._limit())
 
     def prorate(self, horizon: int) -> None:
-        """Let the limit hold for longer or shorter trajectories, with the same share per step.
-
-        Right if labels were given by that share, as `SyntheticOracle(limit * length / horizon)`
-        gives those of segments.
-
-        Args:
-            horizon: Steps of a full-length trajectory from now on, >= 1.
-
-        Raises:
-            ValueError: If `horizon` is below 1, or the model has none: its limit holds for any.
-        """
+        """Let the limit hold for longer or shorter trajectories; see `LearnedCost.prorate`."""
         if self.horizon is None or horizon < 1:
             raise ValueError(
                 "a limit is prorated from one number of steps >= 1 to another, got "
                 f"{self.horizon} and {horizon}; a model with horizon=None takes any length"
             )
         self.horizon = horizon
+
+    def limit_per_step(self) -> Tensor | float:
+        """Return the limit's share of a step, that of the first if steps are discounted."""
+        if self.limit_output is None:
+            return 0.0
+        return self.output_scale * F.softplus(self.limit_output)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the cost of each step.
@@ -422,7 +441,7 @@ class CostModel(LearnedCost):
             StorageError: If the file cannot be written.
         """
         meta: Mapping[str, Any] = {"config": self.config(), "info": info}
-        save_tensors(path, kind=_KIND, tensors=self.state_dict(), meta=meta)
+        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta)
 
     @classmethod
     def load(
@@ -439,7 +458,12 @@ class CostModel(LearnedCost):
             StorageError: If the file is missing, damaged, of another version or of another kind,
                 or if it does not fit `net`.
         """
-        tensors, meta = load_tensors(path, kind=_KIND)
+        tensors, meta = load_tensors(path, kind=KIND)
+        if "members" in meta["config"]:
+            raise MismatchError(
+                f"{path} holds an ensemble, not a single cost model; read it by "
+                "CostModelEnsemble.load"
+            )
         return cls.from_config(path, meta["config"], tensors, net=net), meta["info"]
 
     def config(self) -> dict[str, Any]:
@@ -511,13 +535,12 @@ class CostModel(LearnedCost):
         return model
 
     def _limit(self) -> Tensor | float:
-        if self.limit_output is None:
+        if self.horizon is None:
             return 0.0
-        assert self.horizon is not None
         steps: float = self.horizon
         if self.discount < 1:
             steps = (1 - self.discount**self.horizon) / (1 - self.discount)
-        return self.output_scale * steps * F.softplus(self.limit_output)
+        return steps * self.limit_per_step()
 
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.input_mean, self.input_scale

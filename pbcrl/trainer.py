@@ -11,6 +11,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -50,6 +51,10 @@ class Evaluation:
 
 class CostModelTrainer:
     """Adam on the PbCI loss (Eq. 5) of labelled pairs.
+
+    The members of an ensemble are trained side by side, each on its own bootstrap resample: a pair
+    counts for a member as often as a Poisson variable of mean 1 says, once for all. What is
+    measured is the mean of the members, since pessimism is a margin and no error.
 
     Args:
         model: Trained in place.
@@ -92,13 +97,19 @@ class CostModelTrainer:
         self._optimizer = self._new_optimizer()
         self._rng = rng
         self._warned_of_runaway = False
+        self._warned_of_segments = False
 
     def gradient_step(self, batch: PairBatch) -> float:
-        """Take one Adam step on a batch; return the total loss before it, in nats."""
+        """Take one Adam step on a batch; return the total loss before it, in nats.
+
+        Of an ensemble, the mean of its members' losses, each over its resample.
+        """
         chunks = padded_chunks(batch.trajectories)
         cost = torch.cat([self._score(chunk) for chunk in chunks], dim=1)  # (M, U)
         cost.requires_grad_()
-        loss = sum((self._loss(member_cost, batch) for member_cost in cost), torch.zeros(()))
+        resamples = _bootstrapped(batch, self.model.num_members)
+        losses = [self._loss(*member) for member in zip(cost, resamples, strict=True)]
+        loss = torch.stack(losses).sum()  # each member has the gradient of its own
         (cost_grad,) = torch.autograd.grad(loss, cost)
         self._optimizer.zero_grad(set_to_none=True)
         start = 0
@@ -149,6 +160,7 @@ class CostModelTrainer:
                 )
         train.check_trainable()
         valid.check_labelled()
+        self._warn_of_segments(train)
         best = self.evaluate(valid)
         history, best_weights, since_best, steps = [best], self._weights(), 0, 0
         if on_evaluation is not None:
@@ -197,6 +209,7 @@ class CostModelTrainer:
             ValueError: If `num_new` is not within the buffer.
         """
         buffer.check_trainable()
+        self._warn_of_segments(buffer)
         if not 1 <= num_new <= len(buffer):
             raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
         num_old = len(buffer) - num_new
@@ -281,6 +294,26 @@ class CostModelTrainer:
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
+    def _warn_of_segments(self, buffer: PreferenceBuffer) -> None:
+        # Longer ones are refused when they are scored.
+        horizon, lengths = self.model.horizon, {len(t) for t in buffer.trajectories}
+        if (
+            self._warned_of_segments
+            or horizon is None
+            or len(lengths) > 1
+            or max(lengths) >= horizon
+        ):
+            return
+        self._warned_of_segments = True
+        warnings.warn(
+            "a limit is learned for the steps that the labels are about, but all "
+            f"{len(buffer.trajectories)} trajectories have {min(lengths)} steps, and the model a "
+            f"horizon of {horizon}; if they are segments, use CostModel(..., "
+            f"horizon={min(lengths)}), and prorate() when it is trained",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
     def _warn_of_runaway(self, cost_std: float) -> None:
         # Above `max_std` the variance term has no gradient. Separable labels alone may spread the
         # costs further, but ever more slowly, and that is no fault.
@@ -294,6 +327,38 @@ class CostModelTrainer:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+
+def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
+    """A resample of the pairs for each member; the batch itself if there is only one.
+
+    How often a member sees a pair is Poisson distributed with mean 1, and follows from the pair's
+    position in its buffer, so that it stays the same whenever the pair is drawn again.
+    """
+    if num_members == 1:
+        return [batch]
+    size = 1 << int(batch.positions.max()).bit_length()
+    resamples = []
+    for member in range(num_members):
+        count = torch.from_numpy(_poisson_counts(member, size))[batch.positions]
+        rows = torch.repeat_interleave(torch.arange(len(batch)), count)
+        resamples.append(
+            PairBatch(
+                trajectories=batch.trajectories,
+                pairs=batch.pairs[rows],
+                preference=batch.preference[rows],
+                safe=batch.safe[rows],
+                positions=batch.positions[rows],
+            )
+        )
+    return resamples
+
+
+@lru_cache(maxsize=64)
+def _poisson_counts(member: int, size: int) -> NDArray[np.int64]:
+    """A longer array begins with a shorter one, since the draws are made one after another."""
+    counts: NDArray[np.int64] = np.random.default_rng([0xB007, member]).poisson(1.0, size)
+    return counts
 
 
 def _mean(shares: Tensor) -> float:

@@ -131,10 +131,44 @@ class PairBatch:
     """μ, NaN where not given. float32 (B,)."""
     safe: Tensor
     """ε of the first and the second member, NaN where not given. float32 (B, 2)."""
+    positions: Tensor
+    """Of the pairs in their buffer, so that a pair is known again. int64 (B,)."""
 
     def __len__(self) -> int:
         """B, the number of pairs."""
         return len(self.pairs)
+
+
+def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajectory]:
+    """Cut trajectories into consecutive segments of equal length, which are compared like wholes.
+
+    What is left over at an end is dropped, since a shorter segment would compare with no other. A
+    person can judge a few seconds better than a whole episode. As a limit d is per episode, a
+    segment is called safe if it keeps to its share of it, d · length / horizon; a model that learns
+    from such labels has the horizon `length`, until it is prorated.
+
+    Args:
+        trajectories: Whole ones, of any lengths.
+        length: Steps of a segment, >= 1.
+
+    Returns:
+        Segments in order, which share the memory of their trajectories; none of one that is
+        shorter than `length`.
+
+    Raises:
+        ValueError: If `length` is below 1.
+    """
+    if length < 1:
+        raise ValueError(f"a segment needs at least one step, got length={length}")
+    return [
+        Trajectory(
+            whole.obs[start : start + length],
+            whole.actions[start : start + length],
+            None if whole.costs is None else whole.costs[start : start + length],
+        )
+        for whole in trajectories
+        for start in range(0, len(whole) - length + 1, length)
+    ]
 
 
 def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.cost_model import CostModel
+from pbcrl.cost_model import LearnedCost
 from pbcrl.errors import NonFiniteError
 from pbcrl.recorder import (
     BoolArray,
@@ -61,11 +62,11 @@ class PreferenceCostWrapper(
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
 
     Raises:
-        ValueError: If a space is no 1-D Box or does not fit the cost model, or if the env is
-            wrapped already or resets itself.
+        ValueError: If a space is no 1-D Box or does not fit the cost model, if its time limit is
+            not the horizon of the cost model, or if the env is wrapped already or resets itself.
     """
 
-    def __init__(self, env: gym.Env[NDArray[Any], NDArray[Any]], cost_model: CostModel) -> None:
+    def __init__(self, env: gym.Env[NDArray[Any], NDArray[Any]], cost_model: LearnedCost) -> None:
         # A deep copy of a network would silently stop following fine-tuning.
         gym.utils.RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, cost_model=cost_model
@@ -73,6 +74,7 @@ class PreferenceCostWrapper(
         gym.Wrapper.__init__(self, env)
         _require_bare(env)
         _require_flat_spaces(env.observation_space, env.action_space, cost_model)
+        _require_horizon(env.spec, cost_model)
         self.cost_model = cost_model
         self._recorder = TrajectoryRecorder(1)
         self._obs: FloatArray | None = None  # s_t, (1, obs_dim); None: reset first
@@ -104,7 +106,8 @@ class PreferenceCostWrapper(
                 action leaves the episode as it was; the others end it unrecorded.
             MissingCostError: If the env reports a cost at some steps of an episode only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the shape of the action or of the env's cost is wrong.
+            ValueError: If the shape of the action or of the env's cost is wrong, or the episode
+                goes on beyond the horizon of the cost model.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -114,6 +117,7 @@ class PreferenceCostWrapper(
             warnings.warn(_CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
         executed = _float32("action", action, (self.cost_model.act_dim,))[None]
         step = self._recorder.lengths + 1
+        self.cost_model.check_length(int(step.max()))
         learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)
         _require_finite("learned cost", learned_cost, step)
 
@@ -162,11 +166,11 @@ class PreferenceCostVectorWrapper(VectorWrapper):
 
     Raises:
         ImportError: If Gymnasium is older than 1.1.
-        ValueError: If a space is no 1-D Box or does not fit the cost model, or if the autoreset
-            mode is not given or DISABLED.
+        ValueError: If a space is no 1-D Box or does not fit the cost model, if the time limit is
+            not the horizon of the cost model, or if the autoreset mode is not given or DISABLED.
     """
 
-    def __init__(self, envs: VectorEnv, cost_model: CostModel) -> None:
+    def __init__(self, envs: VectorEnv, cost_model: LearnedCost) -> None:
         if AutoresetMode is None:
             raise ImportError(
                 "the vector wrapper needs gymnasium >= 1.1, whose vector envs say when they reset "
@@ -192,6 +196,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
                 "the envs must reset themselves, got AutoresetMode.DISABLED; "
                 "make them with AutoresetMode.NEXT_STEP or AutoresetMode.SAME_STEP"
             )
+        _require_horizon(envs.spec, cost_model)
         self.cost_model = cost_model
         self._resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)
@@ -232,7 +237,8 @@ class PreferenceCostVectorWrapper(VectorWrapper):
                 action leaves the episodes as they were; the others end them all, unrecorded.
             MissingCostError: If some envs report a cost and others do not, or at some steps only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the shape of the actions or of the envs' cost is wrong.
+            ValueError: If the shape of the actions or of the envs' cost is wrong, or an episode
+                goes on beyond the horizon of the cost model.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -243,6 +249,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         executed = _float32("actions", actions, (self.num_envs, self.cost_model.act_dim))
         valid = self._valid
         step = np.where(valid, self._recorder.lengths + 1, 0)
+        self.cost_model.check_length(int(step.max()))
         learned_cost = self.cost_model.step_cost(self._obs, executed)  # (N,)
         _require_finite("learned cost", learned_cost, step)
 
@@ -365,7 +372,7 @@ def _float32(name: str, array: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
 def _require_flat_spaces(
     obs_space: gym.Space[Any],
     action_space: gym.Space[Any],
-    cost_model: CostModel,
+    cost_model: LearnedCost,
     *,
     module: str = "gymnasium.wrappers",
 ) -> None:
@@ -387,6 +394,12 @@ def _require_flat_spaces(
             f"act_dim={cost_model.act_dim}, the env has {sizes[0]} and {sizes[1]}; "
             f"use CostModel({sizes[0]}, {sizes[1]}), or the env that the model was trained on"
         )
+
+
+def _require_horizon(spec: EnvSpec | None, cost_model: LearnedCost) -> None:
+    # An env that does not tell its time limit is found out when an episode passes the horizon.
+    if spec is not None and spec.max_episode_steps is not None:
+        cost_model.check_horizon(spec.max_episode_steps)
 
 
 def _require_bare(env: gym.Env[Any, Any]) -> None:

@@ -9,11 +9,12 @@ from torch import tensor
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.cost_model import CostModel, padded_chunks
 from pbcrl.dead_zone import DeadZone
+from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import LabelError
 from pbcrl.losses import pbci_loss
 from pbcrl.oracle import ReplayOracle, SyntheticOracle
-from pbcrl.trainer import CostModelTrainer
-from pbcrl.trajectory import Label, Trajectory
+from pbcrl.trainer import CostModelTrainer, _bootstrapped
+from pbcrl.trajectory import Label, Trajectory, cut_segments, pad
 
 NAN = math.nan
 LN_2 = math.log(2)
@@ -372,6 +373,134 @@ def test_other_outputs_learn_a_linear_cost_too(output):
     test = trainer.evaluate(linear_buffer(100, seed=3))
     assert test.pair_accuracy > 0.9
     assert test.safety_accuracy > 0.9
+
+
+# -- Ensembles -------------------------------------------------------------------------------
+
+
+def fresh_ensemble_trainer(num=3, *, pessimism=0.0, **options):
+    torch.manual_seed(0)
+    members = [CostModel(2, 1, hidden_sizes=(16,), output_scale=1.0) for _ in range(num)]
+    model = CostModelEnsemble(members, pessimism=pessimism)
+    return CostModelTrainer(model, rng=rng(), **{"lr": 1e-2, "batch_size": 64, **options})
+
+
+def test_a_pair_counts_for_a_member_as_often_as_its_position_says():
+    """However the pair is drawn: alone, among others, or from a buffer that has grown since."""
+    buffer = linear_buffer(40, seed=1)
+    whole = _bootstrapped(buffer.batch(np.arange(120)), 5)
+    assert [len(part) for part in whole] != [120] * 5
+    for position in (0, 7, 119):
+        alone = _bootstrapped(buffer.batch(np.array([position])), 5)
+        for part, one in zip(whole, alone, strict=True):
+            assert len(one) == (part.positions == position).sum()
+    longer = linear_buffer(80, seed=1)
+    for part, other in zip(whole, _bootstrapped(longer.batch(np.arange(240)), 5), strict=True):
+        assert torch.equal(part.positions, other.positions[other.positions < 120])
+
+
+def test_a_resample_leaves_out_a_share_of_1_in_e_of_the_pairs():
+    """A Poisson variable of mean 1 is 0 with probability 1/e = 0.368; members differ in which."""
+    buffer = linear_buffer(300, seed=1, pairs_each=10, steps=1)
+    parts = _bootstrapped(buffer.batch(np.arange(3000)), 4)
+    seen = [set(part.positions.tolist()) for part in parts]
+    for one in seen:
+        assert len(one) / 3000 == pytest.approx(1 - 1 / math.e, abs=0.03)
+    assert len(seen[0] & seen[1]) / 3000 == pytest.approx((1 - 1 / math.e) ** 2, abs=0.03)
+
+
+def test_a_single_model_sees_every_pair_once():
+    batch = linear_buffer(10, seed=1).batch(np.arange(30))
+    assert _bootstrapped(batch, 1) == [batch]
+
+
+def test_the_members_of_an_ensemble_learn_as_each_would_alone_on_its_resample():
+    """The first step of Adam, against autograd over each member's pairs alone."""
+    buffer, together = linear_buffer(30, seed=1), fresh_ensemble_trainer(dead_zone=DeadZone(0.7))
+    for member in together.model.members:
+        torch.nn.init.normal_(member.net[-1].weight)
+    batch = buffer.batch(np.arange(90))
+    parts, losses = _bootstrapped(batch, 3), []
+    for member, part in zip(together.model.members, parts, strict=True):
+        cost = torch.stack([member.trajectory_cost(*pad([t])[:2])[0] for t in batch.trajectories])
+        first, second = cost[part.pairs].T
+        loss = pbci_loss(first, second, part.preference, *part.safe.T, dead_zone=0.7).total
+        losses.append(loss.item())
+        loss.backward()
+    expected = [p.grad.clone() for p in together.model.parameters()]
+    assert together.gradient_step(batch) == pytest.approx(np.mean(losses), rel=1e-5)
+    for parameter, gradient in zip(together.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_an_ensemble_learns_a_linear_cost_and_its_members_differ():
+    trainer, train = fresh_ensemble_trainer(), linear_buffer(200, seed=1)
+    trainer.model.fit_input_scale(train.trajectories)
+    trainer.pretrain(train, linear_buffer(60, seed=2), max_epochs=20)
+    test = linear_buffer(100, seed=3)
+    assert trainer.evaluate(test).pair_accuracy > 0.9
+    assert trainer.evaluate(test).safety_accuracy > 0.9
+    assert trainer.model.member_scores(test.trajectories).std(axis=0).min() > 1e-3
+
+
+def test_pessimism_changes_what_a_policy_pays_and_not_what_is_measured_in_training():
+    """Otherwise δ, which follows the violations that the model predicts, would undo it."""
+    plain, charged = fresh_ensemble_trainer(), fresh_ensemble_trainer(pessimism=2.0)
+    train, valid = linear_buffer(60, seed=1), linear_buffer(40, seed=2)
+    for trainer in (plain, charged):
+        trainer.pretrain(train, valid, max_epochs=3)
+    assert plain.evaluate(valid) == charged.evaluate(valid)
+    assert plain.violation_rates(valid, np.arange(9)) == charged.violation_rates(
+        valid, np.arange(9)
+    )
+    assert (charged.model.score(valid.trajectories) > plain.model.score(valid.trajectories)).all()
+
+
+def test_an_ensemble_whose_members_miss_a_whole_batch_goes_on():
+    """A batch of one pair is in about 63 % of the resamples."""
+    buffer, trainer = linear_buffer(10, seed=1), fresh_ensemble_trainer(8)
+    sizes = [len(part) for part in _bootstrapped(buffer.batch(np.array([0])), 8)]
+    assert 0 in sizes
+    assert max(sizes) > 0
+    assert math.isfinite(trainer.gradient_step(buffer.batch(np.array([0]))))
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
+# -- Segments --------------------------------------------------------------------------------
+
+
+def test_a_cost_learned_on_segments_judges_episodes_once_its_limit_is_prorated():
+    """Episodes of 40 steps in segments of 10; a segment is safe below a quarter of the limit."""
+    torch.manual_seed(0)
+    model = CostModel(2, 1, hidden_sizes=(16,), output="softplus", horizon=10, output_scale=1.0)
+    trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
+    buffers = []
+    for num, seed in [(100, 1), (30, 2)]:
+        whole = linear_episodes(num, seed=seed, steps=40)
+        buffer = PreferenceBuffer()
+        buffer.add_trajectories(cut_segments(whole, 10))
+        pairs = draw_pairs(len(buffer.trajectories), 3 * num, rng=rng(seed))
+        oracle = SyntheticOracle(20 * 10 / 40)
+        buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+        buffers.append(buffer)
+    model.fit_input_scale(buffers[0].trajectories)
+    trainer.pretrain(*buffers, max_epochs=30)
+    episodes = linear_episodes(100, seed=3, steps=40)
+    with pytest.raises(ValueError, match=r"10, got a trajectory of 40; .* call prorate\(40\)"):
+        model.score(episodes)
+    model.prorate(40)
+    safe = np.array([episode.true_cost <= 20 for episode in episodes])
+    assert ((model.score(episodes) <= model.learned_limit) == safe).mean() > 0.9
+
+
+def test_trajectories_that_all_fall_short_of_the_horizon_are_suspected_to_be_segments():
+    """Ones that end early end at different steps."""
+    train, valid = linear_buffer(20, seed=1, steps=5), linear_buffer(20, seed=2, steps=5)
+    torch.manual_seed(0)
+    trainer = CostModelTrainer(CostModel(2, 1, hidden_sizes=(4,), horizon=50), rng=rng())
+    with pytest.warns(RuntimeWarning, match="all 20 trajectories have 5 steps, .* horizon of 50"):
+        trainer.pretrain(train, valid, max_epochs=1)
+    trainer.finetune(train, num_new=5, epochs=1)  # it warns once
 
 
 # -- Terms -----------------------------------------------------------------------------------

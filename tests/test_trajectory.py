@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.trajectory import Label, PairBatch, Trajectory, pad
+from pbcrl.trajectory import Label, PairBatch, Trajectory, cut_segments, pad
 
 NAN = math.nan
 
@@ -163,5 +163,31 @@ def test_trajectories_of_different_sizes_are_not_broadcast_into_one_batch():
 
 def test_the_size_of_a_batch_is_its_number_of_pairs():
     pairs = torch.tensor([[0, 1], [1, 0], [0, 1]])
-    batch = PairBatch([trajectory([[1, 2, 3]])] * 2, pairs, torch.zeros(3), torch.zeros(3, 2))
+    batch = PairBatch(
+        [trajectory([[1, 2, 3]])] * 2, pairs, torch.zeros(3), torch.zeros(3, 2), pairs[:, 0]
+    )
     assert len(batch) == 3
+
+
+# -- Segments --------------------------------------------------------------------------------
+
+
+def test_segments_follow_each_other_and_leave_the_rest_out():
+    """Five steps make two segments of two; one step makes none."""
+    whole = Trajectory(np.arange(5.0)[:, None], np.zeros((5, 1)), np.array([1, 2, 3, 4, 5]))
+    short = Trajectory(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1))
+    first, second = cut_segments([whole, short], 2)
+    assert (first.obs.ravel().tolist(), second.obs.ravel().tolist()) == ([0, 1], [2, 3])
+    assert (first.true_cost, second.true_cost) == (3, 7)
+
+
+def test_segments_need_no_costs_and_share_the_memory_of_their_episode():
+    whole = trajectory(np.zeros((6, 3)))
+    segments = cut_segments([whole], 3)
+    assert [segment.costs for segment in segments] == [None, None]
+    assert all(np.shares_memory(segment.obs, whole.obs) for segment in segments)
+
+
+def test_a_segment_of_no_steps_is_refused():
+    with pytest.raises(ValueError, match="a segment needs at least one step, got length=0"):
+        cut_segments([], 0)

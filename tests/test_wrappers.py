@@ -2,6 +2,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
@@ -9,6 +10,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, TimeLimit
 
 from pbcrl.cost_model import CostModel
+from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl.recorder import diverged_envs, finished_trajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
@@ -645,3 +647,53 @@ def test_a_vector_env_hands_out_whole_episodes_and_none_that_diverged(mode):
     else:
         assert [own for own, _ in lengths] == [None, None, None, None, None, 3]
         assert [other for _, other in lengths] == [1, None] * 3
+
+
+# -- Horizon and ensembles -------------------------------------------------------------------
+
+
+def test_an_env_of_another_time_limit_than_the_learned_limit_s_is_refused():
+    env = Counter()
+    env.spec = EnvSpec("Counter-v0", max_episode_steps=20)
+    with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
+        PreferenceCostWrapper(env, CostModel(2, 1, horizon=10))
+    envs = BatchedCounter([3, 3])
+    envs.spec = env.spec
+    with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
+        PreferenceCostVectorWrapper(envs, CostModel(2, 1, horizon=10))
+    PreferenceCostWrapper(env, CostModel(2, 1, horizon=20))
+
+
+def test_an_episode_that_passes_the_horizon_is_found_out_in_the_step_that_does():
+    """Where no env tells its time limit; every env counts for itself."""
+    env = PreferenceCostWrapper(Counter(9), CostModel(2, 1, horizon=2))
+    env.reset()
+    for _ in range(2):
+        env.step(act(0.5))
+    with pytest.raises(ValueError, match=r"learned on: 2, got a trajectory of 3; .* prorate\(3\)"):
+        env.step(act(0.5))
+    envs = PreferenceCostVectorWrapper(BatchedCounter([1, 9]), CostModel(2, 1, horizon=2))
+    envs.reset(seed=0)
+    for _ in range(2):
+        envs.step(np.zeros((2, 1), np.float32))
+    with pytest.raises(ValueError, match="learned on: 2, got a trajectory of 3"):
+        envs.step(np.zeros((2, 1), np.float32))
+
+
+def test_episodes_that_end_before_the_horizon_are_judged():
+    env = PreferenceCostWrapper(Counter(3), CostModel(2, 1, horizon=50))
+    for _ in range(20):
+        infos = play(env, [0.5] * 9)
+    assert len(finished_trajectories(infos[-1])[0]) == 3
+
+
+def test_the_step_costs_of_an_ensemble_sum_to_the_score_of_its_episode():
+    torch.manual_seed(0)
+    members = [CostModel(2, 1, hidden_sizes=(8,)) for _ in range(3)]
+    for member in members:
+        torch.nn.init.normal_(member.net[-1].weight)
+    ensemble = CostModelEnsemble(members, pessimism=1.0)
+    infos = play(PreferenceCostWrapper(Counter(4), ensemble), [0.5, -0.5, 0.1, 0.2])
+    total = sum(info["cost"] for info in infos)
+    assert ensemble.score(finished_trajectories(infos[-1]))[0] == pytest.approx(total, rel=1e-5)
+    assert total > CostModelEnsemble(members).score(finished_trajectories(infos[-1]))[0]

@@ -22,6 +22,7 @@ from pbcrl import (
     StorageError,
     Trajectory,
     TrajectoryDataset,
+    load_cost_model,
     load_tensors,
     read_labels,
 )
@@ -110,6 +111,34 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     assert float(printed["return"]) == pytest.approx(summary["return"], rel=1e-3)
     assert float(printed["learned_cost"]) == pytest.approx(summary["learned_cost"], rel=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+def test_a_pessimistic_ensemble_with_a_learned_limit_prices_its_cost_above_that_limit(
+    scripts, tmp_path, toy_dataset, capsys
+):
+    options = {"ensemble_size": 2, "pessimism": 0.1, "cost_output": "softplus"}
+    arguments = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
+    folder = scripts.ppo_lag_pbcrl.train(arguments)
+    model, _ = load_cost_model(folder / "cost_model.safetensors")
+    assert (model.num_members, model.pessimism, model.horizon) == (2, 0.1, 100)
+    logged = rows(folder)
+    assert logged[-1]["learned_limit"] == pytest.approx(model.learned_limit)
+    assert min(row["learned_limit"] for row in logged) > 0
+    # Adam's first step goes by the sign of the excess alone.
+    first = logged[0]
+    rose = first["multiplier"] > arguments.multiplier_initial
+    assert rose == (first["learned_cost"] > first["learned_limit"])
+    capsys.readouterr()
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1))
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert float(printed["learned_limit"]) == pytest.approx(model.learned_limit, rel=1e-3)
+
+
+def test_pessimism_without_an_ensemble_is_refused(scripts, tmp_path, toy_dataset):
+    arguments = small_pbcrl(scripts, tmp_path, toy_dataset, pessimism=0.1)
+    with pytest.raises(ValueError, match=r"but there is one, got --pessimism 0\.1; give an"):
+        scripts.ppo_lag_pbcrl.train(arguments)
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
