@@ -27,6 +27,7 @@ from pbcrl_envs.robotics.physics import (
     TIMESTEP,
     build_model,
 )
+from pbcrl_envs.robotics.resting import Resting
 from pbcrl_envs.robotics.tasks import NUM_BINS, NUM_SENSORS, Kind, Task
 
 FloatArray = NDArray[np.float64]
@@ -85,6 +86,7 @@ class NavigationSimulation:
         self._qpos, self._qvel = self._physics["qpos"], self._physics["qvel"]
         self._mocap_pos = self._physics["mocap_pos"]  # (N, mocaps, 3)
         self._sensors: FloatArray = self._batch.bind("sensordata")
+        self._resting = Resting(self._batch)
 
         # Rows of `positions` by kind; row 0 is the agent.
         kinds = [group.kind for group in task.objects for _ in range(group.num)]
@@ -157,6 +159,7 @@ class NavigationSimulation:
                 )
         self._button_timer[ids] = 0
         self._last_cost[ids] = 0
+        self._resting.wake(ids)
         self._batch.forward(ids)
         self._distances[ids] = self._measure(ids)
 
@@ -177,6 +180,7 @@ class NavigationSimulation:
         broken = ids[diverged]
         self._batch.state[broken] = before[diverged]
         self._batch.warning[broken] = 0
+        self._resting.wake(broken)
         self._batch.forward(broken)
         result = StepResult(
             np.zeros(len(ids)), np.zeros(len(ids)), np.zeros(len(ids), dtype=np.bool_), diverged
@@ -218,6 +222,7 @@ class NavigationSimulation:
             **{name: array[ids] for name, array in self._physics.items()},
             "positions": self._positions[ids],
             "gremlin_spawn": self._gremlin_spawn[ids],
+            "still_steps": self._resting.still_steps[ids],
             "goal_button": self._goal_button[ids],
             "button_timer": self._button_timer[ids],
             "stream_words": np.array([words for words, _ in streams], np.uint32).reshape(-1, 624),
@@ -265,6 +270,7 @@ class NavigationSimulation:
             self._streams[i].set_state(row, int(position))
         self._steps_to_skip[ids] = 0
         self._batch.warning[ids] = 0
+        self._resting.wake(ids, state["still_steps"])
         failed = self._failures(ids, lambda: self._batch.forward(np.sort(ids)))
         self._follow(ids)
         self._distances[ids] = self._measure(ids)
@@ -274,7 +280,8 @@ class NavigationSimulation:
         """Run the physics of one step; return which copies diverged, (n,)."""
         if not len(self._rows[Kind.GREMLIN]):
             stage = mujoco.mjtStage.mjSTAGE_ACC.value
-            failed = self._failures(ids, lambda: self._batch.step(ids, SUBSTEPS, stage))
+            with self._resting.left_out(ids):
+                failed = self._failures(ids, lambda: self._batch.step(ids, SUBSTEPS, stage))
             return failed | self._broken(ids)
         targets, spec = self._mocap_targets(ids), mujoco.mjtState.mjSTATE_MOCAP_POS.value
         failed = self._failures(

@@ -196,3 +196,58 @@ def test_the_solver_settings_are_those_that_the_tasks_were_tuned_on():
     assert option.integrator == mujoco.mjtIntegrator.mjINT_EULER
     assert option.solver == mujoco.mjtSolver.mjSOL_NEWTON
     assert option.cone == mujoco.mjtCone.mjCONE_PYRAMIDAL
+
+
+@pytest.mark.parametrize(("task", "share"), [("Goal1", 0.6), ("Push1", 0.5), ("Push2", 0.3)])
+def test_leaving_resting_objects_out_moves_the_agent_the_same_to_the_last_bit(task, share):
+    """As long as the agent has not come near anything; a thing at rest moves by noise alone."""
+    num_envs, every = 16, np.arange(16)
+    usual, complete = (
+        NavigationSimulation(TASKS[task], num_envs=num_envs, num_threads=1) for _ in range(2)
+    )
+    for simulation in (usual, complete):
+        simulation.seed(range(num_envs))
+        simulation.reset(every)
+    objects = np.concatenate([usual._free_rows, usual._fixed_rows])
+    alone, left_out = np.ones(num_envs, dtype=np.bool_), []
+    for actions in np.random.default_rng(0).uniform(-1, 1, (100, num_envs, 2)):
+        complete._resting.wake(every)  # counts anew, and so never leaves anything out
+        usual.step(every, actions)
+        complete.step(every, actions)
+        offsets = usual._positions[:, objects] - usual._positions[:, :1]
+        alone &= np.linalg.norm(offsets, axis=2).min(axis=1) > 0.7
+        for field in ("_qpos", "_qvel"):
+            agent, expected = (getattr(s, field)[alone, :3] for s in (usual, complete))
+            np.testing.assert_array_equal(agent, expected)
+        sensors, expected = (s._sensors[alone, :12] for s in (usual, complete))
+        np.testing.assert_array_equal(sensors, expected)
+        moved = np.abs(usual._qpos[alone, 3:] - complete._qpos[alone, 3:])
+        assert moved.max() < 1e-9
+        left_out.append((usual._resting._collides[0] == 0).any(axis=1))
+    assert alone.sum() >= 4
+    assert np.mean(left_out) > share
+
+
+def test_a_resting_object_takes_part_again_once_it_moves_or_the_agent_comes_near():
+    simulation, only = NavigationSimulation(TASKS["Push0"], num_envs=1, num_threads=1), np.arange(1)
+    simulation.seed([0])
+    simulation.reset(only)
+    for _ in range(60):
+        simulation.step(only, np.zeros((1, 2)))
+    resting = simulation.get_state(only)
+    box = resting["qpos"][0, 3:10]
+    simulation.step(only, np.zeros((1, 2)))
+    np.testing.assert_array_equal(simulation._qpos[0, 3:10], box)  # left out
+
+    moving = {name: array.copy() for name, array in resting.items()}
+    moving["qvel"][0, 3] = 1.0
+    simulation.set_state(moving, only)
+    simulation.step(only, np.zeros((1, 2)))
+    assert simulation._qpos[0, 3] - box[0] > 0.001
+
+    charged = {name: array.copy() for name, array in resting.items()}
+    charged["qpos"][0, :3] = box[0] - 0.55, box[1], 0.0  # the nose points at the box
+    charged["qvel"][0, 0] = 10.0
+    simulation.set_state(charged, only)
+    simulation.step(only, np.zeros((1, 2)))
+    assert simulation._qpos[0, 3] - box[0] > 0.001
