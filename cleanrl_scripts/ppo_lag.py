@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from run_io import (
 from torch import Tensor, nn
 
 from pbcrl import (
+    MULTIPLIER_RULES,
     LagrangeMultiplier,
     NonFiniteError,
     Trajectory,
@@ -86,8 +87,11 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
+    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
+    """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
     multiplier_lr: float = 0.02
-    """step size of the multiplier, per iteration in which an episode ended"""
+    """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
+    per unit of episode cost"""
     multiplier_initial: float = 0.01
     """λ at the start"""
 
@@ -272,7 +276,9 @@ def train(args: Args) -> Path:
     critics = [*agent.critic_r.parameters(), *agent.critic_c.parameters()]
     optimizer_actor = torch.optim.Adam(actor, lr=args.lr, fused=True)
     optimizer_critics = torch.optim.Adam(critics, lr=args.lr, fused=True)
-    multiplier = LagrangeMultiplier(lr=args.multiplier_lr, initial=args.multiplier_initial)
+    multiplier = MULTIPLIER_RULES[args.multiplier_rule](
+        lr=args.multiplier_lr, initial=args.multiplier_initial
+    )
     if np.isinf(limit):
         multiplier = LagrangeMultiplier(initial=0.0)
     writer = args.save_trajectories and TrajectoryWriter(

@@ -35,6 +35,7 @@ from run_io import (
 from torch import Tensor, nn
 
 from pbcrl import (
+    MULTIPLIER_RULES,
     CostModel,
     CostModelEnsemble,
     CostModelTrainer,
@@ -42,7 +43,6 @@ from pbcrl import (
     Label,
     LabelError,
     LabelLog,
-    LagrangeMultiplier,
     LearnedCost,
     MismatchError,
     Oracle,
@@ -152,8 +152,11 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
+    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
+    """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
     multiplier_lr: float = 0.05
-    """step size of the multiplier, per iteration in which an episode ended"""
+    """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
+    per unit of episode cost"""
     multiplier_initial: float = 0.01
     """λ at the start"""
 
@@ -453,7 +456,9 @@ def train(args: Args) -> Path:
         agent = Agent(
             obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
         )
-        multiplier = LagrangeMultiplier(lr=args.multiplier_lr, initial=args.multiplier_initial)
+        multiplier = MULTIPLIER_RULES[args.multiplier_rule](
+            lr=args.multiplier_lr, initial=args.multiplier_initial
+        )
         members = [
             CostModel(
                 obs_dim,

@@ -9,8 +9,10 @@ The pieces, in the order in which data flows through them; each can be used alon
 - `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
 - `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them; `CostModelTrainer` fits either by
   `pbci_loss` with a `DeadZone`.
-- `LagrangeMultiplier` prices the learned cost while a policy is trained.
-- `cost_model_report` and its parts compare learned with true costs.
+- A `Multiplier` prices the learned cost while a policy is trained: `LagrangeMultiplier` by Adam,
+  `AscentMultiplier`, `SoftplusMultiplier` and `PIDMultiplier` by other rules.
+- `cost_model_report` and its parts compare learned with true episode costs, `epic_distance` learned
+  with true step costs.
 - `save_tensors`, `TrajectoryWriter`, `TrajectoryDataset`, `LabelLog` keep everything on disk.
 """
 
@@ -28,7 +30,14 @@ from pbcrl.errors import (
 from pbcrl.trajectory import Label, PairBatch, Query, Trajectory, cut_segments
 from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.dead_zone import DeadZone
-from pbcrl.lagrange import LagrangeMultiplier
+from pbcrl.lagrange import (
+    MULTIPLIER_RULES,
+    AscentMultiplier,
+    LagrangeMultiplier,
+    Multiplier,
+    PIDMultiplier,
+    SoftplusMultiplier,
+)
 from pbcrl.cost_model import CostModel, LearnedCost
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
@@ -58,6 +67,8 @@ from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 __version__ = "0.1.0"
 
 __all__ = [
+    "MULTIPLIER_RULES",
+    "AscentMultiplier",
     "BudgetError",
     "CorruptFileError",
     "CostModel",
@@ -73,8 +84,10 @@ __all__ = [
     "LearnedCost",
     "MismatchError",
     "MissingCostError",
+    "Multiplier",
     "NonFiniteError",
     "Oracle",
+    "PIDMultiplier",
     "PairBatch",
     "PbCILoss",
     "PbcrlError",
@@ -83,6 +96,7 @@ __all__ = [
     "PreferenceCostWrapper",
     "Query",
     "ReplayOracle",
+    "SoftplusMultiplier",
     "StorageError",
     "SyntheticOracle",
     "Trajectory",

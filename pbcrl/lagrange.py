@@ -1,57 +1,54 @@
 """The Lagrange multiplier λ: the price of cost, raised while the limit is exceeded.
 
-Plain Python floats, no tensors: it knows one mean episode cost and one limit per iteration.
+Four rules move it, by what they make of J - limit, the excess of the mean episode cost:
+`LagrangeMultiplier` (Adam, the default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and
+`PIDMultiplier`. Plain Python floats, no tensors: they know one mean episode cost and one limit per
+iteration. None divides by the limit, which is 0 for a learned cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
 from pbcrl.errors import NonFiniteError
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # Adam's usual constants
-_STATE = ("value", "first_moment", "second_moment", "updates")
+_SOFTPLUS_FLOOR = 0.001
+_SIGNED = ("first_moment", "raw", "smoothed_excess", "smoothed_cost")  # parts of a state
 
 
-class LagrangeMultiplier:
-    r"""Dual ascent on λ >= 0 by Adam, projected at 0.
-
-    .. math:: λ ← max(0, λ + lr · Adam(J - limit))                (Eq. 45, `eq:lagrange_update`)
-
-    The paper's plain ascent steps by lr (J - limit), so that its speed depends on the scale of the
-    costs, which is arbitrary when they are learned. Adam divides by the recent size of J - limit:
-    multiplying all costs by a constant changes nothing. Where the projection acts, the momentum is
-    dropped: otherwise a long safe phase would hold λ at 0 for several updates after a violation.
-
-    The paper's convergence proof wants lr_λ ≪ lr_θ ≪ lr_ψ, all decaying. The default is not of that
-    kind: it is constant, and Adam's rates do not compare across such different parameters. It
-    follows the order by count: one step of λ per iteration, against tens or hundreds of minibatch
-    steps of the policy, which start from a cost model that has finished its own.
+class Multiplier(ABC):
+    """What the rules share: λ in [0, cap], moved once per iteration in which an episode ended.
 
     Args:
-        lr: Change of λ per update while J - limit stays about the same, > 0.
-        initial: First λ >= 0; choose 0 with `limit=inf`, or the first iteration prices cost.
+        lr: Step size of the rule, > 0.
+        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
+        cap: Highest λ, > 0. Against a limit that no policy can meet, λ grows without end otherwise.
 
     Raises:
-        ValueError: If an argument is out of range or not finite.
+        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float = 0.035, initial: float = 0.01) -> None:
+    def __init__(self, *, lr: float, initial: float, cap: float) -> None:
         if not 0 < lr < math.inf:
             raise ValueError(f"lr must be > 0 and finite, got {lr}")
+        if not cap > 0:
+            raise ValueError(f"cap must be > 0, got {cap}; inf is no cap")
         if not 0 <= initial < math.inf:
             raise ValueError(f"initial must be >= 0 and finite, got {initial}")
+        if initial > cap:
+            raise ValueError(f"initial must be at most cap, got {initial} and {cap}")
         self._lr = lr
-        self._value = float(initial)
-        self._first_moment = 0.0
-        self._second_moment = 0.0
-        self._updates = 0
+        self._cap = cap
+        # All that `update` changes, by name.
+        self._state = {"value": float(initial)}
 
     @property
     def value(self) -> float:
         """λ >= 0."""
-        return self._value
+        return self._state["value"]
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it, at most to 0.
@@ -80,50 +77,240 @@ class LagrangeMultiplier:
                 "no episode ended, otherwise find the step costs that are not finite"
             )
         if limit == math.inf:
-            self._value = 0.0
-            return self._value
-        if episode_cost is None:
-            return self._value
+            self._release()
+        elif episode_cost is not None:
+            self._state["value"] = self._step(float(episode_cost), limit)
+        return self.value
 
-        excess = episode_cost - limit
-        self._updates += 1
-        self._first_moment = _BETA_1 * self._first_moment + (1 - _BETA_1) * excess
-        self._second_moment = _BETA_2 * self._second_moment + (1 - _BETA_2) * excess**2
-        mean = self._first_moment / (1 - _BETA_1**self._updates)
-        scale = math.sqrt(self._second_moment / (1 - _BETA_2**self._updates))
-        self._value += self._lr * mean / (scale + _EPS)
-        if self._value < 0:
-            self._value = 0.0
-            self._first_moment = 0.0
-        return self._value
+    @abstractmethod
+    def _step(self, episode_cost: float, limit: float) -> float:
+        """Return the new λ, in [0, cap]."""
+
+    def _release(self) -> None:
+        """Make cost free, and forget what would bring the old λ back when a limit returns."""
+        self._state["value"] = 0.0
 
     def state_dict(self) -> dict[str, float]:
-        """Everything that `update` changes, as plain floats; not `lr`."""
-        return {
-            "value": self._value,
-            "first_moment": self._first_moment,
-            "second_moment": self._second_moment,
-            "updates": float(self._updates),
-        }
+        """Everything that `update` changes, as plain floats; no argument of the constructor."""
+        return dict(self._state)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Continue exactly where `state_dict` was taken.
+        """Continue exactly where `state_dict` of the same rule was taken.
 
         Raises:
             ValueError: If `state` has other keys, or values that no update can lead to.
         """
-        if set(state) != set(_STATE):
+        if set(state) != set(self._state):
             raise ValueError(
-                f"a multiplier's state has the keys {sorted(_STATE)}, got {sorted(state)}; "
-                "pass what state_dict() returned"
+                f"the state of a {type(self).__name__} has the keys {sorted(self._state)}, got "
+                f"{sorted(state)}; pass what state_dict() of the same rule returned"
             )
         finite = all(math.isfinite(number) for number in state.values())
-        if not finite or min(state["value"], state["second_moment"], state["updates"]) < 0:
+        unsigned = [name for name in self._state if name not in _SIGNED]
+        if not finite or min(state[name] for name in unsigned) < 0:
             raise ValueError(
-                "a multiplier's state must be finite, with value, second_moment and updates >= 0, "
+                f"a multiplier's state must be finite, with {', '.join(unsigned)} >= 0, "
                 f"got {dict(state)}; pass what state_dict() returned"
             )
-        self._value = float(state["value"])
-        self._first_moment = float(state["first_moment"])
-        self._second_moment = float(state["second_moment"])
-        self._updates = int(state["updates"])
+        self._state = {name: float(state[name]) for name in self._state}
+
+
+class LagrangeMultiplier(Multiplier):
+    r"""Dual ascent on λ >= 0 by Adam, projected at 0: the default.
+
+    .. math:: λ ← max(0, λ + lr · Adam(J - limit))                (Eq. 45, `eq:lagrange_update`)
+
+    The paper's plain ascent (`AscentMultiplier`) steps by lr (J - limit), so that its speed depends
+    on the scale of the costs, which is arbitrary when they are learned. Adam divides by the recent
+    size of J - limit: multiplying all costs by a constant changes nothing. Where a bound acts, the
+    momentum is dropped: otherwise a long safe phase would hold λ at 0 for several updates after a
+    violation. That size is forgotten over some thousand updates, while the step stays: with a large
+    `lr` and a slow policy λ then swings around its place, where the other rules come to rest.
+
+    The paper's convergence proof wants lr_λ ≪ lr_θ ≪ lr_ψ, all decaying. The default is not of that
+    kind: it is constant, and Adam's rates do not compare across such different parameters. It
+    follows the order by count: one step of λ per iteration, against tens or hundreds of minibatch
+    steps of the policy, which start from a cost model that has finished its own.
+
+    Args:
+        lr: Change of λ per update while J - limit stays about the same, > 0.
+        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
+        cap: Highest λ, > 0.
+
+    Raises:
+        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+    """
+
+    def __init__(self, *, lr: float = 0.035, initial: float = 0.01, cap: float = math.inf) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
+
+    def _step(self, episode_cost: float, limit: float) -> float:
+        wanted = self.value + _adam(self._state, episode_cost - limit, self._lr)
+        value = min(max(0.0, wanted), self._cap)
+        if value != wanted:
+            self._state["first_moment"] = 0.0
+        return value
+
+
+class AscentMultiplier(Multiplier):
+    r"""The paper's projected dual ascent.
+
+    .. math:: λ ← max(0, λ + lr (J - limit))                      (Eq. 45, `eq:lagrange_update`)
+
+    λ scales with the costs: twice the costs move it twice as far, as twice the `lr` would.
+
+    Args:
+        lr: Change of λ per update and unit of episode cost, > 0.
+        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
+        cap: Highest λ, > 0.
+
+    Raises:
+        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+    """
+
+    def __init__(self, *, lr: float = 0.01, initial: float = 0.01, cap: float = math.inf) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+
+    def _step(self, episode_cost: float, limit: float) -> float:
+        return min(max(0.0, self.value + self._lr * (episode_cost - limit)), self._cap)
+
+
+class SoftplusMultiplier(Multiplier):
+    r"""Ascent by Adam on x, where λ = softplus(x): the rule of several Safe-RL code bases.
+
+    .. math:: x ← x + lr · Adam(σ(x) (J - limit)),   λ = ln(1 + e^x) <= cap
+
+    It does not depend on the scale of the costs either. Small λ move in proportion to themselves,
+    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001
+    and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through every safe
+    iteration, and take as many to return after a violation.
+
+    Args:
+        lr: Change of x per update while J - limit stays about the same, > 0.
+        initial: First λ, in [0.001, cap].
+        cap: Highest λ.
+
+    Raises:
+        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+    """
+
+    def __init__(self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        if initial < _SOFTPLUS_FLOOR:
+            raise ValueError(
+                f"initial must be at least {_SOFTPLUS_FLOOR}, since softplus never reaches 0, "
+                f"got {initial}"
+            )
+        self._state |= {"raw": _softplus_inverse(initial)}
+        self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
+
+    def _step(self, episode_cost: float, limit: float) -> float:
+        lowest, highest = _softplus_inverse(_SOFTPLUS_FLOOR), _softplus_inverse(self._cap)
+        raw = max(lowest, self._state["raw"])
+        gradient = (episode_cost - limit) / (1 + math.exp(-raw))  # of λ (J - limit)
+        wanted = raw + _adam(self._state, gradient, self._lr)
+        self._state["raw"] = min(max(lowest, wanted), highest)
+        if self._state["raw"] != wanted:
+            self._state["first_moment"] = 0.0
+        return min(_softplus(self._state["raw"]), self._cap)
+
+    def _release(self) -> None:
+        self._state |= {"value": 0.0, "raw": _softplus_inverse(_SOFTPLUS_FLOOR)}
+
+
+class PIDMultiplier(Multiplier):
+    r"""PID control of the episode cost (Stooke, Achiam and Abbeel 2020, Algorithm 2).
+
+    .. math::
+        I ← clip(I + lr (J - limit), 0, cap) \\
+        λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), 0, cap)
+
+    E and S are running averages of J - limit and of J, ΔS the last change of S. The gains of that
+    paper are K_I = `lr`, K_P = `lr · proportional` and K_D = `lr · derivative`: `lr` alone depends
+    on the scale of the costs. With both others 0 the rule is `AscentMultiplier`. The proportional
+    term answers a violation at once and so damps the overshoot of ascent where the policy follows λ
+    slowly; too large, it oscillates by itself. The derivative term answers to rising costs only.
+    The integral is projected at both ends, so that it does not wind up.
+
+    Differs from Algorithm 2 in the averaging, which `smoothing=0` turns off, and in the
+    first update, whose ΔS is 0 rather than J.
+
+    Args:
+        lr: Gain of the integral: change of λ per update and unit of episode cost, > 0.
+        initial: First λ and first integral, in [0, cap].
+        cap: Highest λ, > 0.
+        proportional: Weight of the averaged excess, in updates, >= 0: that many updates' worth of
+            integral at once.
+        derivative: Weight of a rise of the averaged cost, in updates, >= 0.
+        smoothing: Weight of the old average in each new one, in [0, 1).
+
+    Raises:
+        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.01,
+        initial: float = 0.01,
+        cap: float = math.inf,
+        proportional: float = 5.0,
+        derivative: float = 1.0,
+        smoothing: float = 0.5,
+    ) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        for name, gain in (("proportional", proportional), ("derivative", derivative)):
+            if not 0 <= gain < math.inf:
+                raise ValueError(f"{name} must be >= 0 and finite, got {gain}; 0 turns it off")
+        if not 0 <= smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}; 0 is none")
+        self._proportional = proportional
+        self._derivative = derivative
+        self._smoothing = smoothing
+        self._state |= {"integral": float(initial), "updates": 0.0}
+        self._state |= {"smoothed_excess": 0.0, "smoothed_cost": 0.0}
+
+    def _step(self, episode_cost: float, limit: float) -> float:
+        state, excess = self._state, episode_cost - limit
+        if state["updates"] == 0:
+            state["smoothed_excess"], state["smoothed_cost"] = excess, episode_cost
+        state["updates"] += 1
+        old = self._smoothing
+        state["smoothed_excess"] = old * state["smoothed_excess"] + (1 - old) * excess
+        before = state["smoothed_cost"]
+        state["smoothed_cost"] = old * before + (1 - old) * episode_cost
+        rise = max(0.0, state["smoothed_cost"] - before)
+        state["integral"] = min(max(0.0, state["integral"] + self._lr * excess), self._cap)
+        answer = self._proportional * state["smoothed_excess"] + self._derivative * rise
+        return min(max(0.0, state["integral"] + self._lr * answer), self._cap)
+
+    def _release(self) -> None:
+        self._state |= {"value": 0.0, "integral": 0.0}
+
+
+MULTIPLIER_RULES: dict[str, Callable[..., Multiplier]] = {
+    "adam": LagrangeMultiplier,
+    "ascent": AscentMultiplier,
+    "softplus": SoftplusMultiplier,
+    "pid": PIDMultiplier,
+}
+"""The rules by name, for command lines; each takes `lr`, `initial` and `cap`."""
+
+
+def _softplus(raw: float) -> float:
+    return max(raw, 0.0) + math.log1p(math.exp(-abs(raw)))
+
+
+def _softplus_inverse(value: float) -> float:
+    return value + math.log(-math.expm1(-value)) if value < math.inf else value
+
+
+def _adam(state: dict[str, float], gradient: float, lr: float) -> float:
+    """Fold the gradient into Adam's moments and return its step, about ±lr."""
+    state["updates"] += 1
+    state["first_moment"] = _BETA_1 * state["first_moment"] + (1 - _BETA_1) * gradient
+    state["second_moment"] = _BETA_2 * state["second_moment"] + (1 - _BETA_2) * gradient**2
+    mean = state["first_moment"] / (1 - _BETA_1 ** state["updates"])
+    scale = math.sqrt(state["second_moment"] / (1 - _BETA_2 ** state["updates"]))
+    return lr * mean / (scale + _EPS)

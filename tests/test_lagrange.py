@@ -6,14 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbcrl import errors
-from pbcrl.lagrange import LagrangeMultiplier
+from pbcrl.lagrange import (
+    AscentMultiplier,
+    LagrangeMultiplier,
+    PIDMultiplier,
+    SoftplusMultiplier,
+)
 
-law = settings(derandomize=True, deadline=None)
+RULES = (LagrangeMultiplier, AscentMultiplier, SoftplusMultiplier, PIDMultiplier)
+each_rule = pytest.mark.parametrize("rule", RULES)
+law = settings(derandomize=True, deadline=None, max_examples=30)
 cost_sequences = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
-def after(costs: list[float], *, limit: float = 0.0, initial: float = 0.01) -> LagrangeMultiplier:
-    multiplier = LagrangeMultiplier(initial=initial)
+def after(costs, *, limit=0.0, initial=0.01, rule=LagrangeMultiplier, **options):
+    """A multiplier that has seen these mean episode costs."""
+    multiplier = rule(initial=initial, **options)
     for cost in costs:
         multiplier.update(cost, limit)
     return multiplier
@@ -41,27 +49,91 @@ def test_away_from_0_the_multiplier_is_torch_s_adam():
         assert multiplier.update(cost) == pytest.approx(value.item(), rel=1e-12)
 
 
+def test_ascent_adds_a_hundredth_of_each_excess_and_stops_at_0():
+    multiplier = AscentMultiplier(lr=0.01, initial=0.1)
+    values = [multiplier.update(cost, 20) for cost in (35.0, 10.0, -30.0, 22.0)]
+    assert values == pytest.approx([0.25, 0.15, 0.0, 0.02])
+
+
 @law
 @given(cost_sequences)
-def test_the_multiplier_is_never_negative(costs):
-    multiplier = LagrangeMultiplier()
+def test_pid_with_the_integral_alone_is_ascent(costs):
+    ascent = AscentMultiplier(lr=0.02)
+    pid = PIDMultiplier(lr=0.02, proportional=0, derivative=0, smoothing=0.7)
+    assert all(pid.update(cost) == ascent.update(cost) for cost in costs)
+
+
+def test_pid_without_averaging_is_algorithm_2_of_stooke_et_al():
+    """K_I = .1, K_P = .2, K_D = .3, limit 1. Costs 3, 5, 2, 0 leave the integral at
+    .2, .6, .7, .6; add .2 times the excess 2, 4, 1, -1 and .3 times the only rise, 2."""
+    pid = PIDMultiplier(lr=0.1, initial=0, proportional=2, derivative=3, smoothing=0)
+    values = [pid.update(cost, 1.0) for cost in (3.0, 5.0, 2.0, 0.0)]
+    assert values == pytest.approx([0.6, 0.6 + 0.8 + 0.6, 0.7 + 0.2, 0.6 - 0.2])
+
+
+def test_pid_averages_the_excess_and_the_cost():
+    """Costs 4, 8: averages 4, then 6 with half the weight on the old; a rise of 2."""
+    pid = PIDMultiplier(lr=0.1, initial=0, proportional=1, derivative=1, smoothing=0.5)
+    assert pid.update(4.0) == pytest.approx(0.4 + 0.4)
+    assert pid.update(8.0) == pytest.approx(1.2 + 0.6 + 0.2)
+
+
+def test_softplus_is_torch_s_adam_on_its_argument():
+    costs = [30.0, 12.0, -4.0, -20.0, 3.0, 3.0, -1.0, 8.0]
+    raw = torch.tensor(math.log(math.expm1(2.0)), dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([raw], lr=0.05, maximize=True)
+    multiplier = SoftplusMultiplier(lr=0.05, initial=2.0)
+    for cost in costs:
+        adam.zero_grad()
+        (torch.nn.functional.softplus(raw) * cost).backward()
+        adam.step()
+        value = torch.nn.functional.softplus(raw).item()
+        assert multiplier.update(cost) == pytest.approx(value, rel=1e-6)
+
+
+@each_rule
+@law
+@given(costs=cost_sequences)
+def test_the_multiplier_is_never_negative(rule, costs):
+    multiplier = rule()
     assert all(multiplier.update(cost) >= 0 for cost in costs)
 
 
+@each_rule
 @law
-@given(cost_sequences, st.sampled_from([0.5, 8.0, 1024.0]))
-def test_the_scale_of_the_costs_does_not_matter(costs, scale):
+@given(costs=cost_sequences)
+def test_the_multiplier_never_exceeds_its_cap(rule, costs):
+    multiplier = rule(lr=0.5, cap=1.5)
+    assert all(multiplier.update(cost) <= 1.5 for cost in costs)
+
+
+@pytest.mark.parametrize("rule", [LagrangeMultiplier, SoftplusMultiplier])
+@law
+@given(costs=cost_sequences, scale=st.sampled_from([0.5, 8.0, 1024.0]))
+def test_the_scale_of_the_costs_does_not_matter_to_adam(rule, costs, scale):
     costs = [round(cost, 2) for cost in costs]
-    scaled = after([scale * cost for cost in costs])
-    assert scaled.value == pytest.approx(after(costs).value, abs=1e-5)
+    scaled = after([scale * cost for cost in costs], rule=rule)
+    assert scaled.value == pytest.approx(after(costs, rule=rule).value, abs=1e-5)
 
 
-def test_only_the_excess_over_the_limit_matters():
-    assert after([45.0, 30.0, 10.0], limit=20).value == after([25.0, 10.0, -10.0]).value
+@pytest.mark.parametrize("rule", [AscentMultiplier, PIDMultiplier])
+@law
+@given(costs=cost_sequences, scale=st.sampled_from([0.5, 8.0, 1024.0]))
+def test_ascent_and_pid_answer_scaled_costs_as_they_would_a_scaled_step_size(rule, costs, scale):
+    plain, scaled = rule(lr=0.01 * scale), rule(lr=0.01)
+    for cost in costs:
+        assert scaled.update(scale * cost) == pytest.approx(plain.update(cost), rel=1e-9, abs=1e-9)
 
 
-def test_a_rollout_in_which_no_episode_ends_leaves_everything_as_it_was():
-    multiplier = after([3.0, 5.0])
+@each_rule
+def test_only_the_excess_over_the_limit_matters(rule):
+    above_20 = after([45.0, 30.0, 60.0, 10.0], limit=20, rule=rule)
+    assert above_20.value == after([25.0, 10.0, 40.0, -10.0], rule=rule).value
+
+
+@each_rule
+def test_a_rollout_in_which_no_episode_ends_leaves_everything_as_it_was(rule):
+    multiplier = after([3.0, 5.0], rule=rule)
     before = multiplier.state_dict()
     assert multiplier.update(None) == before["value"]
     assert multiplier.state_dict() == before
@@ -75,61 +147,165 @@ def test_an_infinite_limit_makes_cost_free_and_leaves_adam_alone():
     assert multiplier.state_dict() == {**before, "value": 0}
 
 
-def test_after_a_long_safe_phase_the_first_violation_raises_the_multiplier_at_once():
-    """Kept momentum would hold it at 0 for 7 updates: 0.9⁷ < 1/2."""
-    multiplier = after([-5.0] * 200)
-    assert multiplier.value == 0
-    assert multiplier.update(5.0) > 0.003
+@each_rule
+def test_an_infinite_limit_leaves_nothing_that_would_bring_the_old_price_back(rule):
+    multiplier = rule(lr=0.5, initial=4.0)
+    assert multiplier.update(30.0, math.inf) == 0
+    assert multiplier.update(None) == 0
+    assert multiplier.update(0.0) < 0.002  # the cost just meets its limit
 
 
-def test_the_multiplier_settles_where_the_policy_just_meets_the_limit():
+@each_rule
+def test_after_a_long_safe_phase_a_violation_raises_the_multiplier_within_two_updates(rule):
+    """Kept momentum would hold Adam at 0 for 7 updates: 0.9⁷ < 1/2; a sunken x for hundreds."""
+    multiplier = after([-5.0] * 500, rule=rule)
+    lowest = multiplier.value
+    assert lowest == pytest.approx(0.0, abs=0.0011)
+    multiplier.update(5.0)
+    assert multiplier.update(5.0) > 1.004 * lowest
+
+
+@each_rule
+def test_after_long_at_its_cap_the_multiplier_falls_within_two_updates(rule):
+    multiplier = after([5.0] * 500, rule=rule, cap=2.0)
+    assert multiplier.value == 2
+    multiplier.update(-5.0)
+    assert multiplier.update(-5.0) < 1.999
+
+
+@each_rule
+def test_the_multiplier_settles_where_the_policy_just_meets_the_limit(rule):
     """A policy whose cost falls as 40 / (1 + λ) meets the limit 20 at λ = 1."""
-    multiplier, values = LagrangeMultiplier(), []
+    multiplier, values = rule(), []
     for _ in range(1500):
         values.append(multiplier.update(40 / (1 + multiplier.value), 20))
     assert values[-100:] == pytest.approx([1.0] * 100, abs=0.05)
 
 
-def test_a_multiplier_continues_exactly_from_its_saved_state():
-    original, restored = after([3.0, -5.0, 9.0]), LagrangeMultiplier(initial=7.0)
+def closed_loop(multiplier, *, limit=0.0, steps=600, delay=0, follow=1.0, missing=None):
+    """Values of λ against a policy whose cost tends to 10 (1 - λ), seen late or followed slowly."""
+    values, cost = [multiplier.value], 10.0
+    for step in range(steps):
+        seen = values[max(0, len(values) - 1 - delay)]
+        cost += follow * (10 * (1 - seen) - cost)
+        unfinished = missing is not None and step % missing == 0
+        values.append(multiplier.update(None if unfinished else cost, limit))
+    return values
+
+
+@each_rule
+@pytest.mark.parametrize("limit", [0.0, -5.0, 5.0])
+@pytest.mark.parametrize("missing", [None, 3])
+@pytest.mark.parametrize("plant", [{"delay": 3}, {"follow": 0.1}], ids=["late", "slow"])
+def test_with_a_late_or_slow_policy_every_rule_finds_the_price_of_the_limit(
+    rule, limit, missing, plant
+):
+    """10 (1 - λ) meets 0 at λ = 1, -5 at 1.5, 5 at 0.5; every third update may see no episode."""
+    values = closed_loop(rule(lr=0.01), limit=limit, missing=missing, steps=1500, **plant)
+    price = 1 - limit / 10
+    assert max(values) < 1.3 * price
+    assert values[-100:] == pytest.approx([price] * 100, abs=0.01)
+
+
+def test_large_steps_of_adam_swing_around_the_price_once_it_has_forgotten_the_first_excess():
+    values = closed_loop(LagrangeMultiplier(lr=0.035), follow=0.1, steps=1500)
+    assert values[500:600] == pytest.approx([1.0] * 100, abs=0.01)
+    assert 0.2 < min(values[-300:]) < 0.5 < 1.5 < max(values[-300:]) < 1.8
+    assert sum(values[-300:]) / 300 == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_proportional_term_damps_the_overshoot_of_ascent_with_a_slow_policy():
+    ascent = closed_loop(AscentMultiplier(lr=0.01), follow=0.1)
+    pid = closed_loop(PIDMultiplier(lr=0.01), follow=0.1)
+    assert max(ascent) > 1.2
+    assert max(pid) < 1.1
+
+
+@each_rule
+def test_against_a_limit_that_no_policy_meets_the_multiplier_stops_at_its_cap(rule):
+    multiplier = rule(cap=3.0)
+    values = [multiplier.update(2.0 + 10.0 / (1 + step)) for step in range(1000)]
+    assert values[-1] == 3
+
+
+@each_rule
+def test_a_multiplier_continues_exactly_from_its_saved_state(rule):
+    original = after([3.0, -5.0, 9.0], rule=rule)
+    restored = rule(initial=4.0)
     restored.load_state_dict(original.state_dict())
+    assert restored.value == original.value
     for cost in (4.0, -30.0, 2.0):
         assert restored.update(cost) == original.update(cost)
 
 
+def test_a_state_saved_by_version_0_1_0_loads():
+    multiplier = LagrangeMultiplier()
+    multiplier.load_state_dict(
+        {"value": 1.5, "first_moment": -0.25, "second_moment": 4.0, "updates": 12.0}
+    )
+    assert multiplier.value == 1.5
+
+
+@each_rule
 @pytest.mark.parametrize("cost", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("limit", [0.0, math.inf])
-def test_a_cost_that_is_not_finite_is_refused_and_changes_nothing(cost, limit):
-    multiplier = after([3.0])
+def test_a_cost_that_is_not_finite_is_refused_and_changes_nothing(rule, cost, limit):
+    multiplier = after([3.0], rule=rule)
     before = multiplier.state_dict()
     with pytest.raises(errors.NonFiniteError, match=r"finite mean episode cost, got .*; pass None"):
         multiplier.update(cost, limit)
     assert multiplier.state_dict() == before
 
 
+@each_rule
 @pytest.mark.parametrize("limit", [math.nan, -math.inf])
-def test_a_limit_that_is_no_limit_is_refused(limit):
+def test_a_limit_that_is_no_limit_is_refused(rule, limit):
     with pytest.raises(ValueError, match=r"limit must be a number or inf \(unconstrained\), got"):
-        LagrangeMultiplier().update(1.0, limit)
+        rule().update(1.0, limit)
 
 
+@each_rule
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_a_step_size_that_cannot_move_the_multiplier_is_refused(lr):
+def test_a_step_size_that_cannot_move_the_multiplier_is_refused(rule, lr):
     with pytest.raises(ValueError, match="lr must be > 0 and finite, got"):
-        LagrangeMultiplier(lr=lr)
+        rule(lr=lr)
 
 
+@each_rule
 @pytest.mark.parametrize("initial", [-0.1, math.nan, math.inf])
-def test_a_negative_or_endless_start_is_refused(initial):
+def test_a_negative_or_endless_start_is_refused(rule, initial):
     with pytest.raises(ValueError, match="initial must be >= 0 and finite, got"):
-        LagrangeMultiplier(initial=initial)
+        rule(initial=initial)
+
+
+@each_rule
+def test_a_start_above_the_cap_and_a_cap_of_nothing_are_refused(rule):
+    with pytest.raises(ValueError, match=r"initial must be at most cap, got 3\.0 and 2\.0"):
+        rule(initial=3.0, cap=2.0)
+    for cap in (0.0, math.nan):
+        with pytest.raises(ValueError, match=r"cap must be > 0, got .*; inf is no cap"):
+            rule(cap=cap)
+
+
+def test_softplus_cannot_start_at_0():
+    with pytest.raises(ValueError, match=r"at least 0\.001, since softplus never reaches 0, got"):
+        SoftplusMultiplier(initial=0.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("proportional", -1.0), ("derivative", math.inf), ("smoothing", 1.0), ("smoothing", -0.1)],
+)
+def test_gains_that_no_controller_has_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"{option} must .*, got {value}; 0 "):
+        PIDMultiplier(**{option: value})
 
 
 def test_a_state_with_other_keys_or_impossible_values_is_refused_and_changes_nothing():
     multiplier = after([3.0])
     state = multiplier.state_dict()
-    with pytest.raises(ValueError, match=r"has the keys \['first_moment', .*got \['value'\]"):
-        multiplier.load_state_dict({"value": 1.0})
+    with pytest.raises(ValueError, match=r"LagrangeMultiplier has the keys .*got \['value'\]"):
+        multiplier.load_state_dict(AscentMultiplier().state_dict())
     for broken in ({"value": -1.0}, {"first_moment": math.nan}, {"updates": -1.0}):
         with pytest.raises(ValueError, match="state must be finite, with value, second_moment"):
             multiplier.load_state_dict({**state, **broken})

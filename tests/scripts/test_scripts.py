@@ -14,6 +14,7 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl import (
+    MULTIPLIER_RULES,
     CostModel,
     LabelError,
     MismatchError,
@@ -232,6 +233,15 @@ def test_a_rollout_in_which_no_episode_ends_leaves_the_multiplier_alone(
     assert logged[2]["multiplier"] == logged[1]["multiplier"] != logged[0]["multiplier"]
     assert logged[0]["learned_cost"] is None
     assert all(row["queries_used"] >= logged[0]["queries_used"] for row in logged)
+
+
+@pytest.mark.parametrize("rule", sorted(MULTIPLIER_RULES))
+def test_ppo_lag_moves_its_multiplier_by_the_rule_of_that_name(scripts, tmp_path, rule):
+    options = {"multiplier_rule": rule, "multiplier_lr": 0.01, "cost_limit": 1.0}
+    logged = rows(scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **options)))
+    multiplier = MULTIPLIER_RULES[rule](lr=0.01, initial=0.01)
+    for row in logged:
+        assert row["multiplier"] == multiplier.update(row["true_cost"], 1.0)
 
 
 def test_an_infinite_limit_is_unconstrained_ppo(scripts, tmp_path):
