@@ -45,21 +45,31 @@ from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.trainer import CostModelTrainer, Evaluation
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
-from pbcrl.metrics import (
-    accuracy,
-    balanced_accuracy,
-    base_rate,
-    bias,
-    cost_model_report,
-    pair_accuracy,
+from pbcrl.distributions import (
+    conditional_value_at_risk,
+    cvar_error,
     skewness,
     tail_quantile_error,
-    type_ii_rate,
-    violation_gap,
     w2_scaled,
     w2_zscored,
     wasserstein2,
 )
+from pbcrl.metrics import (
+    accuracy,
+    auroc,
+    balanced_accuracy,
+    base_rate,
+    bias,
+    cost_model_report,
+    expected_calibration_error,
+    pair_accuracy,
+    preference_calibration_error,
+    safety_calibration_error,
+    spearman,
+    type_ii_rate,
+    violation_gap,
+)
+from pbcrl.epic import epic_distance
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
@@ -104,24 +114,32 @@ __all__ = [
     "TrajectoryRecorder",
     "TrajectoryWriter",
     "accuracy",
+    "auroc",
     "balanced_accuracy",
     "base_rate",
     "bias",
+    "conditional_value_at_risk",
     "cost_model_report",
     "cut_segments",
+    "cvar_error",
     "diverged_envs",
     "draw_pairs",
+    "epic_distance",
+    "expected_calibration_error",
     "finished_trajectories",
     "load_cost_model",
     "load_tensors",
     "pair_accuracy",
     "pbci_loss",
+    "preference_calibration_error",
     "preference_loss",
     "read_labels",
+    "safety_calibration_error",
     "safety_loss",
     "save_tensors",
     "skewness",
     "snr_loss",
+    "spearman",
     "step_costs",
     "tail_quantile_error",
     "type_ii_rate",

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, stats
+from scipy import stats
 
-from pbcrl import errors, metrics
+from pbcrl import distributions, errors, metrics
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 # Rounded, so that ties occur and scaling cannot underflow.
@@ -90,61 +90,123 @@ def test_pair_accuracy_agrees_with_counting_every_pair(rows):
     assert metrics.pair_accuracy(learned, true) == pytest.approx(np.mean(scores))
 
 
-# -- Distributions -----------------------------------------------------------------------------
+def test_four_of_the_six_pairs_of_safe_and_unsafe_are_ordered_rightly():
+    """Unsafe are judged 2 and -1, safe -3, 1 and 0: 2 lies above all three, -1 above one."""
+    assert metrics.auroc(LEARNED, TRUE, 20) == pytest.approx(4 / 6)
 
 
-def test_shifting_a_distribution_by_3_moves_it_by_3():
-    assert metrics.wasserstein2(np.array(TRUE)[::-1] + 3, TRUE) == pytest.approx(3)
+def test_a_constant_learned_cost_tells_safe_from_unsafe_like_a_guess():
+    assert metrics.auroc([0.0] * 5, TRUE, 20) == 0.5
 
 
-def test_w2_of_0_1_and_0_3_is_root_2():
-    assert metrics.wasserstein2([1.0, 0.0], [0.0, 3.0]) == pytest.approx(math.sqrt(2))
+@law
+@given(cost_pairs.filter(lambda rows: min(t for _, t in rows) <= 0 < max(t for _, t in rows)))
+def test_auroc_is_the_rank_sum_statistic_of_mann_and_whitney(rows):
+    learned, true = split(rows)
+    unsafe = true > 0
+    n_unsafe, n_safe = unsafe.sum(), (~unsafe).sum()
+    rank_sum = stats.rankdata(learned)[unsafe].sum()
+    expected = (rank_sum - n_unsafe * (n_unsafe + 1) / 2) / (n_unsafe * n_safe)
+    assert metrics.auroc(learned, true, 0) == pytest.approx(expected)
+
+
+def test_auroc_ignores_where_the_learned_limit_lies():
+    shifted = metrics.auroc(3 * np.array(LEARNED) + 100, TRUE, 20)
+    assert shifted == metrics.auroc(LEARNED, TRUE, 20)
+
+
+def test_rank_differences_0_2_0_1_and_3_correlate_with_three_tenths():
+    """1 - 6 Σ d² / (n (n² - 1)) = 1 - 6 · 14 / 120."""
+    assert metrics.spearman(LEARNED, TRUE) == pytest.approx(0.3)
+
+
+@law
+@given(cost_pairs.filter(lambda rows: min(len(set(costs)) for costs in split(rows)) > 1))
+def test_spearman_agrees_with_scipy_also_on_ties(rows):
+    learned, true = split(rows)
+    expected = stats.spearmanr(learned, true).statistic
+    assert metrics.spearman(learned, true) == pytest.approx(expected)
+
+
+# -- Calibration -------------------------------------------------------------------------------
+
+
+def test_a_quarter_that_happens_half_the_time_and_three_that_always_do_are_off_by_a_quarter():
+    error = metrics.expected_calibration_error([0.25, 0.25, 0.75, 0.75], [1, 0, 1, 1])
+    assert error == pytest.approx((0.25 + 0.25) / 2)
+
+
+def test_always_predicting_the_base_rate_is_calibrated():
+    assert metrics.expected_calibration_error([0.25] * 8, [1, 0] * 2 + [0] * 4) == 0
+
+
+def test_what_nobody_labelled_does_not_count():
+    error = metrics.expected_calibration_error([0.9, 0.1, 0.3], [1.0, math.nan, math.nan])
+    assert error == pytest.approx(0.1)
+
+
+@law
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=20),
+    st.integers(1, 12),
+)
+def test_calibration_error_agrees_with_its_definition_bin_by_bin(rows, num_bins):
+    probability, outcome = split(rows)
+    edges = np.arange(num_bins + 1) / num_bins
+    bins = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, num_bins - 1)
+    expected = 0.0
+    for b in range(num_bins):
+        inside = bins == b
+        if inside.any():
+            expected += inside.mean() * abs(outcome[inside].mean() - probability[inside].mean())
+    error = metrics.expected_calibration_error(probability, outcome, num_bins=num_bins)
+    assert error == pytest.approx(expected, abs=1e-9)
+
+
+def test_costs_of_ln_3_are_safe_with_probability_a_quarter():
+    learned = np.log(3) * np.array([1, 1, -1, -1])  # predicted 1/4, 1/4, 3/4, 3/4
+    true = [10.0, 30.0, 10.0, 10.0]
+    assert metrics.safety_calibration_error(learned, true, 20) == pytest.approx(0.25)
+    moved = metrics.safety_calibration_error(learned + 7, true, 20, learned_limit=7)
+    assert moved == pytest.approx(0.25)
+
+
+def test_bold_costs_are_off_by_their_wrong_judgements_alone():
+    """Far from the limit every probability is 0 or 1; two of five are wrong."""
+    learned = 1000 * (np.array(LEARNED) - 0.5)
+    assert metrics.safety_calibration_error(learned, TRUE, 20) == pytest.approx(2 / 5)
+
+
+def test_the_dearer_by_ln_3_should_be_the_less_safe_one_three_times_in_four():
+    """Of one pair, preferred with 3/4: right, a tie, wrong."""
+    for true, error in (([0.0, 1.0], 1 / 4), ([1.0, 1.0], 1 / 4), ([1.0, 0.0], 3 / 4)):
+        found = metrics.preference_calibration_error([0.0, math.log(3)], true)
+        assert found == pytest.approx(error)
 
 
 @law
 @given(cost_pairs)
-def test_w2_is_the_best_assignment_of_learned_to_true_costs(rows):
+def test_preference_calibration_is_that_of_all_ordered_pairs(rows):
     learned, true = split(rows)
-    squared = (learned[:, None] - true[None, :]) ** 2
-    best = squared[optimize.linear_sum_assignment(squared)].mean()
-    assert metrics.wasserstein2(learned, true) == pytest.approx(math.sqrt(best))
+    first, second = np.array([(i, j) for i in range(len(rows)) for j in range(len(rows))]).T
+    first, second = first[first != second], second[first != second]
+    expected = metrics.expected_calibration_error(
+        0.5 + 0.5 * np.tanh((learned[second] - learned[first]) / 2),
+        np.where(true[first] == true[second], 0.5, true[first] < true[second]),
+    )
+    found = metrics.preference_calibration_error(learned, true)
+    assert found == pytest.approx(expected, abs=1e-9)
 
 
-@law
-@given(cost_pairs.filter(lambda rows: len({learned for learned, _ in rows}) > 1))
-def test_scaled_w2_ignores_the_scale_of_the_learned_cost_but_not_where_its_limit_lies(rows):
-    learned, true = split(rows)
-    w2 = metrics.w2_scaled(learned, true, 20)
-    assert metrics.w2_scaled(7 * learned, true, 20) == pytest.approx(w2)
-    assert metrics.w2_scaled(learned + 5, true, 20, learned_limit=5) == pytest.approx(w2)
+def test_labels_drawn_from_the_model_s_own_probabilities_are_calibrated():
+    rng = np.random.default_rng(0)
+    learned = rng.normal(0, 2, 20_000)
+    safe = rng.random(20_000) < 1 / (1 + np.exp(learned))
+    assert metrics.safety_calibration_error(learned, 1.0 - safe, 0.5) < 0.01
+    assert metrics.safety_calibration_error(3 * learned, 1.0 - safe, 0.5) > 0.1
 
 
-def test_a_limit_learned_too_high_shows_in_the_scaled_w2_and_not_in_the_z_scored():
-    """Learned costs of the true shape, half its scale, zero at 26 instead of 20: off by 6."""
-    learned = (np.array(TRUE) - 26) / 2
-    assert metrics.w2_scaled(learned, TRUE, 20) == pytest.approx(6)
-    assert metrics.w2_zscored(learned, TRUE) == pytest.approx(0)
-
-
-def test_opposite_two_point_shapes_are_z_scored_apart():
-    """(1, -1) against (1, -1) in any place and scale is 0; a skewed shape is not."""
-    assert metrics.w2_zscored([0.0, 8.0], [3.0, 1.0]) == pytest.approx(0)
-    assert metrics.w2_zscored([0.0, 0.0, 3.0], [0.0, 3.0, 3.0]) == pytest.approx(1.0)
-
-
-@law
-@given(st.lists(costs, min_size=2, max_size=12).filter(lambda sample: len(set(sample)) > 1))
-def test_skewness_agrees_with_scipy(sample):
-    assert metrics.skewness(sample) == pytest.approx(stats.skew(sample), abs=1e-9)
-
-
-def test_a_tail_that_is_too_short_has_a_negative_quantile_error():
-    """A symmetric learned cost reaches d plus 1.4 standard deviations; the true maximum is 90."""
-    learned = [-2.0, -1.0, 0.0, 1.0, 2.0]
-    scaled_maximum = 20 + np.std(TRUE) / np.std(learned) * 2
-    error = metrics.tail_quantile_error(learned, TRUE, 20, quantile=1)
-    assert error == pytest.approx(scaled_maximum - 90)
-    assert error < 0
+# -- Bias --------------------------------------------------------------------------------------
 
 
 def test_bias_is_the_distance_to_the_limit_from_either_side():
@@ -160,16 +222,24 @@ def test_a_learned_cost_that_is_the_true_excess_in_other_units_is_perfect_by_eve
     assert report.pop("w2_raw") > 20  # not comparable: the units differ
     assert report.pop("base_rate") == pytest.approx(3 / 5)
     assert report.pop("skewness_learned") == pytest.approx(report.pop("skewness_true"))
+    # Probabilities are those of the units: nearer to the limit they are less sure.
+    assert 0 < report.pop("safety_calibration_error") < 0.5
+    assert 0 < report.pop("preference_calibration_error") < 0.5
     assert report == pytest.approx(
         {
             "accuracy": 1,
             "balanced_accuracy": 1,
+            "auroc": 1,
             "pair_accuracy": 1,
+            "spearman": 1,
             "type_ii_rate": 0,
             "violation_gap": 0,
             "w2_scaled": 0,
             "w2_zscored": 0,
+            "tail_quantile_error_90": 0,
             "tail_quantile_error": 0,
+            "tail_quantile_error_99": 0,
+            "cvar_error": 0,
         }
     )
 
@@ -181,16 +251,23 @@ def test_the_report_holds_each_measure_under_its_own_name():
         "balanced_accuracy",
         "type_ii_rate",
         "violation_gap",
-        "w2_scaled",
-        "tail_quantile_error",
+        "safety_calibration_error",
     ):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE, 20, learned_limit=0.5)
+    for name in ("w2_scaled", "tail_quantile_error", "cvar_error"):
+        assert report[name] == getattr(distributions, name)(LEARNED, TRUE, 20, learned_limit=0.5)
+    for percent in (90, 99):
+        assert report[f"tail_quantile_error_{percent}"] == distributions.tail_quantile_error(
+            LEARNED, TRUE, 20, learned_limit=0.5, quantile=percent / 100
+        )
     assert report["base_rate"] == metrics.base_rate(TRUE, 20)
-    assert report["pair_accuracy"] == metrics.pair_accuracy(LEARNED, TRUE)
-    assert report["w2_raw"] == metrics.wasserstein2(LEARNED, TRUE)
-    assert report["w2_zscored"] == metrics.w2_zscored(LEARNED, TRUE)
-    assert report["skewness_learned"] == metrics.skewness(LEARNED)
-    assert report["skewness_true"] == metrics.skewness(TRUE)
+    assert report["auroc"] == metrics.auroc(LEARNED, TRUE, 20)
+    for name in ("pair_accuracy", "spearman", "preference_calibration_error"):
+        assert report[name] == getattr(metrics, name)(LEARNED, TRUE)
+    assert report["w2_raw"] == distributions.wasserstein2(LEARNED, TRUE)
+    assert report["w2_zscored"] == distributions.w2_zscored(LEARNED, TRUE)
+    assert report["skewness_learned"] == distributions.skewness(LEARNED)
+    assert report["skewness_true"] == distributions.skewness(TRUE)
     assert all(type(value) is float for value in report.values())
 
 
@@ -206,8 +283,8 @@ def test_a_report_without_an_unsafe_trajectory_keeps_what_is_defined():
     with pytest.warns(RuntimeWarning) as caught:
         report = metrics.cost_model_report(LEARNED, TRUE, 100)
     undefined = {name for name, value in report.items() if math.isnan(value)}
-    assert undefined == {"balanced_accuracy", "type_ii_rate"}
-    assert len(caught) == 2
+    assert undefined == {"balanced_accuracy", "auroc", "type_ii_rate"}
+    assert len(caught) == 3
     assert report["base_rate"] == 1
 
 
@@ -215,8 +292,14 @@ def test_a_report_on_a_constant_learned_cost_keeps_what_is_defined():
     with pytest.warns(RuntimeWarning) as caught:
         report = metrics.cost_model_report([0.1] * 5, TRUE, 20)
     undefined = {name for name, value in report.items() if math.isnan(value)}
-    assert undefined == {"w2_scaled", "w2_zscored", "skewness_learned", "tail_quantile_error"}
-    assert len(caught) == 4
+    tails = {
+        "tail_quantile_error_90",
+        "tail_quantile_error",
+        "tail_quantile_error_99",
+        "cvar_error",
+    }
+    assert undefined == {"spearman", "w2_scaled", "w2_zscored", "skewness_learned", *tails}
+    assert len(caught) == 8
 
 
 # -- Degenerate and wrong input ----------------------------------------------------------------
@@ -228,14 +311,14 @@ def test_a_report_on_a_constant_learned_cost_keeps_what_is_defined():
         (lambda: metrics.accuracy([], [], 20), "accuracy is undefined, because there is no"),
         (lambda: metrics.base_rate([], 20), "base_rate is undefined"),
         (lambda: metrics.violation_gap([], [], 20), "violation_gap is undefined"),
-        (lambda: metrics.wasserstein2([], []), "wasserstein2 is undefined"),
         (lambda: metrics.balanced_accuracy([1.0], [1.0], 20), "both safe and unsafe"),
         (lambda: metrics.type_ii_rate([1.0], [1.0], 20), "no trajectory is unsafe"),
+        (lambda: metrics.auroc([1.0], [1.0], 20), "auroc .* both safe and unsafe"),
         (lambda: metrics.pair_accuracy([1.0, 2.0], [5.0, 5.0]), "no two trajectories differ"),
-        (lambda: metrics.w2_scaled([1.0, 1.0], [1.0, 2.0], 20), "learned costs have no spread"),
-        (lambda: metrics.w2_zscored([1.0, 2.0], [1.0, 1.0]), "w2_zscored is .* no spread"),
-        (lambda: metrics.skewness([4.0]), "skewness is undefined, because the costs have no"),
-        (lambda: metrics.tail_quantile_error([0.1] * 3, [1.0, 2.0, 3.0], 20), "no spread"),
+        (lambda: metrics.spearman([1.0, 2.0], [5.0, 5.0]), "spearman is .* no spread"),
+        (lambda: metrics.expected_calibration_error([0.5], [math.nan]), "there is no outcome"),
+        (lambda: metrics.safety_calibration_error([], [], 20), "there is no trajectory"),
+        (lambda: metrics.preference_calibration_error([1.0], [1.0]), "there is no pair of"),
     ],
 )
 def test_what_the_data_leave_undefined_is_nan_with_one_warning(measure, why):
@@ -248,7 +331,7 @@ def test_different_numbers_of_costs_are_refused():
     with pytest.raises(
         ValueError, match="same trajectories in the same order: got 2 and 3 of them"
     ):
-        metrics.wasserstein2([1.0, 2.0], [1.0, 2.0, 3.0])
+        metrics.spearman([1.0, 2.0], [1.0, 2.0, 3.0])
 
 
 def test_step_costs_instead_of_trajectory_costs_are_refused():
@@ -270,6 +353,20 @@ def test_a_report_without_a_finite_limit_is_refused(limit):
         metrics.cost_model_report(LEARNED, TRUE, limit)
 
 
-def test_a_quantile_given_in_percent_is_refused():
-    with pytest.raises(ValueError, match=r"quantile must lie in \[0, 1\], got 95"):
-        metrics.tail_quantile_error(LEARNED, TRUE, 20, quantile=95)
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (([0.5, 1.2], [0, 1]), r"a probability must lie in \[0, 1\]; pass σ\(-Ĉ\), not Ĉ"),
+        (([0.5, math.nan], [0, 1]), "a probability must lie in"),
+        (([0.5, 0.2], [0, 2]), "an outcome must lie in .* or be NaN, which leaves it out"),
+        (([0.5, 0.2], [0]), r"one entry per event, got \(2,\) and \(1,\)"),
+    ],
+)
+def test_what_is_no_probability_or_no_outcome_is_refused(args, match):
+    with pytest.raises(ValueError, match=match):
+        metrics.expected_calibration_error(*args)
+
+
+def test_calibration_without_bins_is_refused():
+    with pytest.raises(ValueError, match="num_bins must be at least 1, got 0; 10 are usual"):
+        metrics.preference_calibration_error(LEARNED, TRUE, num_bins=0)
