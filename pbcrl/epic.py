@@ -102,7 +102,7 @@ def _mean_cost(cost: StepCost, states: Tensor, actions: Tensor, next_obs: Tensor
     """Mean cost of each state over all M pairs of sampled action and next state, float64 (N,)."""
     num_samples = len(actions)
     means = []
-    for chunk in states.split(max(1, _MAX_ROWS // num_samples)):
+    for chunk in torch.split(states, max(1, _MAX_ROWS // num_samples)):
         n = len(chunk)
         rows = (
             chunk.repeat_interleave(num_samples, dim=0),

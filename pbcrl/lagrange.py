@@ -311,6 +311,7 @@ def _adam(state: dict[str, float], gradient: float, lr: float) -> float:
     state["updates"] += 1
     state["first_moment"] = _BETA_1 * state["first_moment"] + (1 - _BETA_1) * gradient
     state["second_moment"] = _BETA_2 * state["second_moment"] + (1 - _BETA_2) * gradient**2
-    mean = state["first_moment"] / (1 - _BETA_1 ** state["updates"])
-    scale = math.sqrt(state["second_moment"] / (1 - _BETA_2 ** state["updates"]))
+    updates = int(state["updates"])
+    mean = state["first_moment"] / (1 - _BETA_1**updates)
+    scale = math.sqrt(state["second_moment"] / (1 - _BETA_2**updates))
     return lr * mean / (scale + _EPS)

@@ -299,7 +299,8 @@ def _gaps(probability: Costs, outcome: Costs, num_bins: int) -> Costs:
     if num_bins < 1:
         raise ValueError(f"num_bins must be at least 1, got {num_bins}; 10 are usual")
     bins = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
-    return np.bincount(bins, weights=outcome - probability, minlength=num_bins)
+    gaps = np.bincount(bins, weights=outcome - probability, minlength=num_bins)
+    return gaps.astype(np.float64, copy=False)
 
 
 def _sigmoid(logit: Costs) -> Costs:
