@@ -215,10 +215,10 @@ class CostModel(LearnedCost):
     What a step may cost, where z is what the network puts out:
 
     - `"linear"`: output_scale · z. Signed and unbounded, the paper's; the learned limit is 0.
-    - `"tanh"`: output_scale · tanh z, so that |c| <= output_scale: no step can outweigh more than
-      so many others. The learned limit is 0.
-    - `"softplus"`: output_scale · ln(1 + e^z) > 0, like a true cost: ending an episode early cannot
-      pay for anything. The limit is learned with the network, by the safety loss:
+    - `"tanh"`: output_scale · tanh z, so that |c| <= output_scale: no single step can outweigh
+      many others. The learned limit is 0.
+    - `"softplus"`: output_scale · ln(1 + e^z) > 0, like a true cost: no step makes up for what
+      others have cost. The limit is learned with the network, by the safety loss:
 
     .. math:: limit = horizon · output\_scale · ln(1 + e^b)
 
