@@ -284,7 +284,7 @@ def train(args: Args) -> Path:
     writer = args.save_trajectories and TrajectoryWriter(
         args.save_trajectories,
         env_id=args.env_id,
-        obs_dim=obs_dim,
+        obs_shape=(obs_dim,),
         act_dim=act_dim,
         horizon=horizon_of(envs),
         capacity=args.max_trajectories,

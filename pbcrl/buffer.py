@@ -79,15 +79,15 @@ class PreferenceBuffer:
         """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
 
         Raises:
-            ValueError: If their obs_dim or act_dim differs from those in the buffer.
+            ValueError: If their obs_shape, dtype or act_dim differs from those in the buffer.
         """
         known = (self.trajectories or list(trajectories))[:1]
         for trajectory in trajectories:
-            found, expected = _dims(trajectory), _dims(known[0])
+            found, expected = trajectory.layout, known[0].layout
             if found != expected:
                 raise ValueError(
-                    "all trajectories of a buffer must have the same sizes: it holds (obs_dim, "
-                    f"act_dim) = {expected}, got {found}; use one buffer per environment"
+                    "all trajectories of a buffer must have the same sizes: it holds (obs_shape, "
+                    f"act_dim, dtype) = {expected}, got {found}; use one buffer per environment"
                 )
         start = len(self.trajectories)
         self.trajectories += trajectories
@@ -170,7 +170,3 @@ class PreferenceBuffer:
                 f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
             )
         return rows.astype(np.int64)
-
-
-def _dims(trajectory: Trajectory) -> tuple[int, int]:
-    return trajectory.obs.shape[1], trajectory.actions.shape[1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import operator
 import os
 import shutil
 import struct
@@ -26,7 +27,6 @@ from numpy.typing import NDArray
 
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.storage import (
-    FORMAT_VERSION,
     check_format,
     corrupt,
     read_bytes,
@@ -41,7 +41,10 @@ from pbcrl.trajectory import Trajectory
 _logger = logging.getLogger(__name__)
 
 _FORMAT = "pbcrl-trajectories"
+_VERSION = 2  # version 1 knew float32 vectors only, by their `obs_dim`
+_OBS_DTYPES = ("<f4", "|u1")
 _FILES = {"meta.json", "obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy"}
+_MAX_AXES = 8  # of an observation
 _HEADER_BYTES = 256  # of each .npy file: fixed, as the number of rows is filled in at the end
 
 
@@ -58,7 +61,7 @@ class TrajectoryWriter:
     Args:
         path: The folder to make; missing parents are made.
         env_id: Gymnasium id of the env that the trajectories come from.
-        obs_dim: Width of an observation row.
+        obs_shape: Shape of one observation: (obs_dim,), or (H, W, C) of an image.
         act_dim: Width of an action row.
         horizon: Steps of the longest possible trajectory.
         capacity: Trajectories to keep.
@@ -75,22 +78,24 @@ class TrajectoryWriter:
         path: str | os.PathLike[str],
         *,
         env_id: str,
-        obs_dim: int,
+        obs_shape: Sequence[int],
         act_dim: int,
         horizon: int,
         capacity: int = 10_000,
         rng: np.random.Generator,
         overwrite: bool = False,
     ) -> None:
-        if min(obs_dim, act_dim, horizon, capacity) < 1:
+        shape = [operator.index(size) for size in obs_shape]  # of NumPy's integers, too
+        if not shape or min(*shape, act_dim, horizon, capacity) < 1:
             raise ValueError(
                 "a dataset needs sizes of at least 1, got "
-                f"{obs_dim=}, {act_dim=}, {horizon=}, {capacity=}; flatten spaces to vectors"
+                f"obs_shape={tuple(shape)}, {act_dim=}, {horizon=}, {capacity=}; "
+                "`obs_shape_of` and `act_dim_of` tell those of a space"
             )
         self.path = Path(path)
         """Where the dataset will be."""
         self._partial = self.path.with_name(f"{self.path.name}.partial")
-        self._meta = _Meta(env_id, obs_dim, act_dim, horizon)
+        self._meta = _Meta(env_id, shape, act_dim, horizon)
         self._lengths = np.zeros(capacity, np.int64)  # 0: the row is free, or torn by an interrupt
         self._episodes = np.zeros(capacity, np.int64)
         self._written = np.zeros(capacity, np.int64)  # steps of the row that were ever written
@@ -113,7 +118,8 @@ class TrajectoryWriter:
         """Count one more trajectory of the run, and keep it or not as the draw falls.
 
         Raises:
-            ValueError: If its widths, its length or having costs does not fit the dataset.
+            ValueError: If its shapes, the dtype of its observations, its length or having costs
+                does not fit the dataset.
             StorageError: If the writer is closed, or the disk is full.
         """
         if self._closed:
@@ -125,6 +131,7 @@ class TrajectoryWriter:
         number, capacity = self.seen, len(self._lengths)
         if number == 0:
             self._meta.has_costs = trajectory.costs is not None
+            self._meta.obs_dtype = "|u1" if trajectory.obs.dtype == np.uint8 else "<f4"
         self._meta.seen += 1
         slot = number if number < capacity else int(self._rng.integers(number + 1))
         if slot >= capacity:
@@ -133,10 +140,10 @@ class TrajectoryWriter:
         self._episodes[slot] = number
         steps = self._written[slot] = max(self._written[slot], len(trajectory))
         try:
-            for name, shape in self._meta.step_arrays().items():
-                row = np.zeros((steps, *shape[1:]), "<f4")
+            for name, (dtype, shape) in self._meta.step_arrays().items():
+                row = np.zeros((steps, *shape[1:]), dtype)
                 row[: len(trajectory)] = getattr(trajectory, name)
-                self._write_row(name, slot, row.tobytes(), row_bytes=4 * math.prod(shape))
+                self._write_row(name, slot, row.tobytes(), row_bytes=_array_bytes(dtype, shape))
         except OSError as error:
             raise unwritable(self._partial, error) from error
         self._lengths[slot] = len(trajectory)
@@ -197,11 +204,18 @@ class TrajectoryWriter:
 
     def _check(self, trajectory: Trajectory) -> None:
         meta = self._meta
-        found = (trajectory.obs.shape[1], trajectory.actions.shape[1])
-        if found != (meta.obs_dim, meta.act_dim):
+        found = (trajectory.obs.shape[1:], trajectory.actions.shape[1])
+        expected = (tuple(meta.obs_shape), meta.act_dim)
+        if found != expected:
             raise ValueError(
-                f"the trajectories of {self.path} have obs_dim {meta.obs_dim} and act_dim "
-                f"{meta.act_dim}, got {found[0]} and {found[1]}; write another env to another path"
+                f"the trajectories of {self.path} have obs_shape {expected[0]} and act_dim "
+                f"{expected[1]}, got {found[0]} and {found[1]}; write another env to another path"
+            )
+        if self.seen and trajectory.obs.dtype != meta.obs_dtype:
+            raise ValueError(
+                f"all trajectories of {self.path} have observations of one dtype, but this one has "
+                f"{trajectory.obs.dtype} and the first had {np.dtype(meta.obs_dtype)}; record "
+                "uint8 in every episode, or in none"
             )
         if len(trajectory) > meta.horizon:
             raise ValueError(
@@ -226,8 +240,8 @@ class TrajectoryWriter:
         whole = np.flatnonzero(self._lengths)
         count = self._meta.count = len(whole)
         gaps, moved = np.flatnonzero(self._lengths[:count] == 0), whole[whole >= count]
-        for name, shape in self._meta.step_arrays().items():
-            row_bytes = 4 * math.prod(shape)
+        for name, (dtype, shape) in self._meta.step_arrays().items():
+            row_bytes = _array_bytes(dtype, shape)
             for gap, last in zip(gaps.tolist(), moved.tolist(), strict=True):
                 with open(self._partial / f"{name}.npy", "rb") as file:
                     file.seek(_HEADER_BYTES + last * row_bytes)
@@ -279,8 +293,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
     env_id: str
     """Gymnasium id of the env that the trajectories come from."""
-    obs_dim: int
-    """Width of an observation row."""
+    obs_shape: tuple[int, ...]
+    """Shape of one observation: (obs_dim,), or (H, W, C) of an image."""
     act_dim: int
     """Width of an action row."""
     horizon: int
@@ -303,7 +317,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 f"recorded on {meta.env_id!r}, not on {env_id!r}; record one on {env_id!r}, or "
                 f"ask for {meta.env_id!r}"
             )
-        self.env_id, self.obs_dim, self.act_dim = meta.env_id, meta.obs_dim, meta.act_dim
+        self.env_id, self.obs_shape, self.act_dim = meta.env_id, tuple(meta.obs_shape), meta.act_dim
         self.horizon, self.has_costs, self.seen = meta.horizon, meta.has_costs, meta.seen
         arrays = {
             name: _map_array(self.path / f"{name}.npy", dtype, shape, meta.crc32.get(name))
@@ -339,9 +353,11 @@ class _Meta:
     """What `meta.json` says of a dataset; the writer fills it in."""
 
     env_id: str
-    obs_dim: int
+    obs_shape: list[int]
     act_dim: int
     horizon: int
+    obs_dtype: str = "<f4"
+    """The first trajectory's; all others are float32."""
     count: int = 0
     """Trajectories in the dataset."""
     seen: int = 0
@@ -354,36 +370,51 @@ class _Meta:
         data = read_bytes(path)
         try:
             top = json.loads(data)
-            check_format(path, top["format"], top["version"], expected=_FORMAT)
-            meta = cls(**top["dataset"])
-            intact = meta.to_json().encode() == data
+            version, about = top["version"], top["dataset"]
+            check_format(path, top["format"], version, expected=_FORMAT, versions=(1, _VERSION))
+            intact = _meta_json(version, about).encode() == data
+            if version == 1:
+                about = {**about, "obs_shape": [about["obs_dim"]]}
+                del about["obs_dim"]
+            meta = cls(**about)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise corrupt(path, f"it describes no dataset ({error!r})") from error
         if not intact:
             raise corrupt(path, "its contents do not match its crc32")
-        sizes = ("obs_dim", "act_dim", "horizon", "count", "seen")
-        if not all(type(getattr(meta, name)) is int and getattr(meta, name) > 0 for name in sizes):
-            raise corrupt(path, f"{', '.join(sizes)} are not all positive integers")
+        if not (type(meta.obs_shape) is list and 1 <= len(meta.obs_shape) <= _MAX_AXES):
+            raise corrupt(path, f"obs_shape is no list of 1 to {_MAX_AXES} sizes")
+        sizes = [*meta.obs_shape, meta.act_dim, meta.horizon, meta.count, meta.seen]
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise corrupt(
+                path, "obs_shape, act_dim, horizon, count, seen are not all positive integers"
+            )
+        if meta.obs_dtype not in _OBS_DTYPES:
+            raise corrupt(path, f"obs_dtype is not one of {', '.join(_OBS_DTYPES)}")
         return meta
 
     def to_json(self) -> str:
-        about = asdict(self)
-        crc32 = zlib.crc32(json.dumps(about).encode())
-        top = {"format": _FORMAT, "version": FORMAT_VERSION, "crc32": crc32, "dataset": about}
-        return json.dumps(top, indent=2) + "\n"
+        return _meta_json(_VERSION, asdict(self))
 
-    def step_arrays(self) -> dict[str, tuple[int, ...]]:
-        """Shape of one trajectory's row in each float32 array, by the names of `Trajectory`."""
-        shapes: dict[str, tuple[int, ...]] = {
-            "obs": (self.horizon, self.obs_dim),
-            "actions": (self.horizon, self.act_dim),
+    def step_arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Dtype and shape of one trajectory's row in each array, by the names of `Trajectory`."""
+        arrays: dict[str, tuple[str, tuple[int, ...]]] = {
+            "obs": (self.obs_dtype, (self.horizon, *self.obs_shape)),
+            "actions": ("<f4", (self.horizon, self.act_dim)),
         }
-        return shapes | ({"costs": (self.horizon,)} if self.has_costs else {})
+        return arrays | ({"costs": ("<f4", (self.horizon,))} if self.has_costs else {})
 
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Dtype and shape of all arrays; the file is `<name>.npy`."""
-        steps = {name: ("<f4", (self.count, *row)) for name, row in self.step_arrays().items()}
+        steps = {
+            name: (dtype, (self.count, *row)) for name, (dtype, row) in self.step_arrays().items()
+        }
         return steps | {"lengths": ("<i8", (self.count,)), "episodes": ("<i8", (self.count,))}
+
+
+def _meta_json(version: int, about: object) -> str:
+    crc32 = zlib.crc32(json.dumps(about).encode())
+    top = {"format": _FORMAT, "version": version, "crc32": crc32, "dataset": about}
+    return json.dumps(top, indent=2) + "\n"
 
 
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
@@ -393,8 +424,12 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return (start + text.encode()).ljust(_HEADER_BYTES - 1) + b"\n"
 
 
+def _array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
+
+
 def _file_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return _HEADER_BYTES + math.prod(shape) * np.dtype(dtype).itemsize
+    return _HEADER_BYTES + _array_bytes(dtype, shape)
 
 
 def _map_array(path: Path, dtype: str, shape: tuple[int, ...], crc32: object) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -23,7 +23,7 @@ from torch import Tensor
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
 
 FORMAT_VERSION = 1
-"""Of checkpoints, label logs and datasets; rises when an older reader would misread a newer one."""
+"""Of checkpoints and label logs; rises when an older reader would misread a newer one."""
 
 _CHECKPOINT_FORMAT = "pbcrl-checkpoint"
 
@@ -177,15 +177,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_format(
-    path: str | os.PathLike[str], found: object, version: object, *, expected: str
+    path: str | os.PathLike[str],
+    found: object,
+    version: object,
+    *,
+    expected: str,
+    versions: Sequence[int] = (FORMAT_VERSION,),
 ) -> None:
-    """Refuse a file of another format, or of another version of the expected one."""
+    """Refuse a file of another format, or of a version of the expected one that is not read."""
     if found != expected:
         raise corrupt(path, f"its format is {found!r}, not {expected!r}")
-    if version != FORMAT_VERSION:
+    if version not in versions:
         raise FormatVersionError(
-            f"this pbcrl reads version {FORMAT_VERSION} of {expected}, but {path} has version "
-            f"{version!r}; use the pbcrl that wrote it, or make the file again"
+            f"this pbcrl reads version {' or '.join(map(str, versions))} of {expected}, but {path} "
+            f"has version {version!r}; use the pbcrl that wrote it, or make the file again"
         )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from pbcrl.errors import MissingCostError, NonFiniteError
 
 FloatArray = NDArray[np.float32]
+ObsArray = NDArray[np.float32] | NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,8 @@ class Trajectory:
     """One finished episode of T >= 1 steps; the arrays share the leading axis T.
 
     The final observation is not stored: the cost model reads (s_t, a_t) pairs only. float32 input
-    is kept without a copy (so a memory-mapped array stays on disk); other dtypes are cast.
+    is kept without a copy (so a memory-mapped array stays on disk), and so are uint8 observations;
+    other dtypes are cast to float32.
 
     Raises:
         TypeError: If an array does not hold numbers.
@@ -33,15 +35,17 @@ class Trajectory:
         NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
     """
 
-    obs: FloatArray
-    """s_t as the raw env returned it, before any normalisation. float32 (T, obs_dim)."""
+    obs: ObsArray
+    """s_t as the raw env returned it, before any normalisation: float32 or uint8 (T, *obs_shape),
+    where obs_shape is (obs_dim,) for flat rows (`obs_rows`) and (H, W, C) for images."""
     actions: FloatArray
-    """a_t as the env executed it, that is clipped to its bounds. float32 (T, act_dim)."""
+    """a_t as the env executed it, clipped to its bounds and flat (`action_rows`): float32 (T,
+    act_dim)."""
     costs: FloatArray | None = None
     """True cost per step. Only the oracle and the metrics may read it. float32 (T,)."""
 
     def __post_init__(self) -> None:
-        obs = _as_float32("obs", self.obs, ndim=2)
+        obs = _checked_obs(self.obs)
         actions = _as_float32("actions", self.actions, ndim=2)
         if len(obs) != len(actions):
             raise ValueError(
@@ -64,6 +68,11 @@ class Trajectory:
     def __len__(self) -> int:
         """T, the number of steps."""
         return len(self.obs)
+
+    @property
+    def layout(self) -> tuple[tuple[int, ...], int, str]:
+        """obs_shape, act_dim and the dtype of obs: what trajectories share that fit together."""
+        return self.obs.shape[1:], self.actions.shape[1], self.obs.dtype.name
 
     @property
     def true_cost(self) -> float:
@@ -175,31 +184,41 @@ def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:
     """Stack trajectories of different lengths, padded with zeros to the longest of them.
 
     Args:
-        trajectories: B >= 1 trajectories with equal obs_dim and act_dim.
+        trajectories: B >= 1 trajectories with equal obs_shape, dtype of obs, and act_dim.
 
     Returns:
-        obs (B, T, obs_dim), actions (B, T, act_dim), and the bool mask (B, T), true on real steps.
+        obs (B, T, *obs_shape), uint8 if theirs are, actions (B, T, act_dim), and the bool mask
+        (B, T), true on real steps.
 
     Raises:
-        ValueError: If the sizes differ.
+        ValueError: If the sizes or the dtypes differ.
     """
-    sizes = [(t.obs.shape[1], t.actions.shape[1]) for t in trajectories]
-    if len(set(sizes)) > 1:  # NumPy would broadcast a single column
-        other = next(size for size in sizes if size != sizes[0])
-        raise ValueError(
-            "trajectories must have the same sizes to be scored together: the first has (obs_dim, "
-            f"act_dim) = {sizes[0]}, got {other}; use one cost model per environment"
-        )
+    layout = trajectories[0].layout
+    for trajectory in trajectories:
+        if trajectory.layout != layout:  # NumPy would broadcast a single column
+            raise ValueError(
+                "trajectories must have the same sizes to be scored together: the first has "
+                f"(obs_shape, act_dim, dtype) = {layout}, got {trajectory.layout}; use one cost "
+                "model per environment"
+            )
     lengths = torch.tensor([len(t) for t in trajectories])
     horizon = int(lengths.max())
+    obs_shape, act_dim, dtype = layout
     shape = (len(trajectories), horizon)
-    obs = torch.zeros(*shape, trajectories[0].obs.shape[1])
-    actions = torch.zeros(*shape, trajectories[0].actions.shape[1])
+    obs = torch.zeros(*shape, *obs_shape, dtype=torch.uint8 if dtype == "uint8" else torch.float32)
+    actions = torch.zeros(*shape, act_dim)
     obs_rows, action_rows = obs.numpy(), actions.numpy()  # views: NumPy copies from read-only maps
     for i, trajectory in enumerate(trajectories):
         obs_rows[i, : len(trajectory)] = trajectory.obs
         action_rows[i, : len(trajectory)] = trajectory.actions
     return obs, actions, torch.arange(horizon) < lengths[:, None]
+
+
+def _checked_obs(array: object) -> ObsArray:
+    given = np.asarray(array)
+    if given.dtype == np.uint8 and given.ndim >= 2:
+        return given
+    return _as_float32("obs", given, ndim=max(given.ndim, 2))
 
 
 def _as_float32(name: str, array: object, *, ndim: int) -> FloatArray:

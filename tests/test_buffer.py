@@ -113,7 +113,7 @@ def test_trajectories_are_kept_by_reference_under_consecutive_indices():
 @pytest.mark.parametrize(("obs_dim", "act_dim"), [(3, 1), (1, 2)])
 def test_trajectories_of_another_size_are_refused_and_none_is_kept(obs_dim, act_dim):
     buffer, other = PreferenceBuffer(), episode(obs_dim=obs_dim, act_dim=act_dim)
-    message = rf"act_dim\) = \(1, 1\), got \({obs_dim}, {act_dim}\); use one buffer per env"
+    message = rf"\(\(1,\), 1, 'float32'\), got \(\({obs_dim},\), {act_dim}, 'float32'\); use one"
     with pytest.raises(ValueError, match=message):
         buffer.add_trajectories([episode(), other])
     assert buffer.trajectories == []

@@ -23,7 +23,7 @@ def episode(number: int, *, length: int = 3, costs: bool = True) -> Trajectory:
 
 
 def writer(path: Path, **changes: object) -> TrajectoryWriter:
-    sizes = {"obs_dim": 2, "act_dim": 1, "horizon": 5, "capacity": 4}
+    sizes = {"obs_shape": (2,), "act_dim": 1, "horizon": 5, "capacity": 4}
     options = {"env_id": "Toy-v0", "rng": np.random.default_rng(0), **sizes, **changes}
     return TrajectoryWriter(path, **options)
 
@@ -155,9 +155,47 @@ def test_a_dataset_without_costs_gives_trajectories_without_costs(tmp_path):
 
 def test_a_dataset_says_what_it_holds(tmp_path):
     loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=9), env_id="Toy-v0")
-    found = (loaded.env_id, loaded.obs_dim, loaded.act_dim, loaded.horizon, loaded.seen)
-    assert found == ("Toy-v0", 2, 1, 5, 9)
+    found = (loaded.env_id, loaded.obs_shape, loaded.act_dim, loaded.horizon, loaded.seen)
+    assert found == ("Toy-v0", (2,), 1, 5, 9)
     assert loaded.has_costs
+
+
+def image_episode(number: int, *, length: int) -> Trajectory:
+    rng = np.random.default_rng(number)
+    frames = rng.integers(256, size=(length, 4, 3, 3), dtype=np.uint8)
+    return Trajectory(frames, np.zeros((length, 2), np.float32))
+
+
+def test_images_are_kept_as_bytes_in_their_shape(tmp_path):
+    with writer(tmp_path / "data", obs_shape=(4, 3, 3), act_dim=2) as out:
+        for number in range(20):  # of which 4 are kept
+            out.add(image_episode(number, length=1 + number % 5))
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert loaded.obs_shape == (4, 3, 3)
+    assert np.load(tmp_path / "data" / "obs.npy").dtype == np.uint8
+    for number, trajectory in zip(loaded.episodes.tolist(), loaded, strict=True):
+        expected = image_episode(number, length=1 + number % 5)
+        assert trajectory.obs.dtype == np.uint8
+        np.testing.assert_array_equal(trajectory.obs, expected.obs)
+
+
+def test_a_dataset_of_version_1_is_read_as_flat_float32(tmp_path):
+    path = dataset(tmp_path / "data")
+    about = json.loads((path / "meta.json").read_text())["dataset"]
+    kept = ["act_dim", "horizon", "count", "seen", "has_costs", "crc32"]
+    old = {"env_id": about["env_id"], "obs_dim": 2} | {name: about[name] for name in kept}
+    top = {"format": "pbcrl-trajectories", "version": 1}
+    top |= {"crc32": zlib.crc32(json.dumps(old).encode()), "dataset": old}
+    (path / "meta.json").write_text(json.dumps(top, indent=2) + "\n")
+    loaded = TrajectoryDataset(path)
+    assert (loaded.obs_shape, loaded.act_dim) == ((2,), 1)
+    for number, trajectory in enumerate(loaded):
+        assert_is_episode(trajectory, number)
+    (path / "meta.json").write_text(
+        (path / "meta.json").read_text().replace('_dim": 2', '_dim": 3')
+    )
+    with pytest.raises(CorruptFileError, match="do not match its crc32"):
+        TrajectoryDataset(path)
 
 
 @pytest.mark.parametrize(
@@ -165,16 +203,20 @@ def test_a_dataset_says_what_it_holds(tmp_path):
     [
         (
             Trajectory(np.zeros((2, 3)), np.zeros((2, 1)), np.zeros(2)),
-            "have obs_dim 2 and act_dim 1, got 3 and 1",
+            r"have obs_shape \(2,\) and act_dim 1, got \(3,\) and 1",
         ),
         (
             Trajectory(np.zeros((2, 2)), np.zeros((2, 4)), np.zeros(2)),
-            "have obs_dim 2 and act_dim 1, got 2 and 4",
+            r"have obs_shape \(2,\) and act_dim 1, got \(2,\) and 4",
+        ),
+        (
+            Trajectory(np.zeros((2, 2), np.uint8), np.zeros((2, 1)), np.zeros(2)),
+            "observations of one dtype, but this one has uint8 and the first had float32",
         ),
         (episode(0, length=6), "have at most 5 steps, got 6; open the writer with a longer"),
         (episode(0, costs=False), "have costs or none has, but this one differs"),
     ],
-    ids=["obs_dim", "act_dim", "too long", "no costs"],
+    ids=["obs_shape", "act_dim", "dtype", "too long", "no costs"],
 )
 def test_a_trajectory_that_does_not_fit_is_refused_and_costs_nothing(tmp_path, trajectory, message):
     with writer(tmp_path / "data") as out:
@@ -186,7 +228,9 @@ def test_a_trajectory_that_does_not_fit_is_refused_and_costs_nothing(tmp_path, t
 
 
 def test_sizes_below_one_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"sizes of at least 1, got obs_dim=2, act_dim=0, horizon"):
+    with pytest.raises(
+        ValueError, match=r"sizes of at least 1, got obs_shape=\(2,\), act_dim=0, hor"
+    ):
         writer(tmp_path / "data", act_dim=0)
     assert list(tmp_path.iterdir()) == []
 
@@ -313,8 +357,8 @@ def test_a_missing_dataset_says_so(tmp_path):
 def test_a_dataset_of_another_version_is_refused(tmp_path):
     path = dataset(tmp_path / "data")
     meta = path / "meta.json"
-    meta.write_text(meta.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(FormatVersionError, match=r"version 1 of pbcrl-trajectories, .* version 2"):
+    meta.write_text(meta.read_text().replace('"version": 2', '"version": 3'))
+    with pytest.raises(FormatVersionError, match=r"version 1 or 2 of pbcrl-traj.* version 3; use"):
         TrajectoryDataset(path)
 
 
@@ -356,9 +400,17 @@ def test_a_file_that_is_gone_is_named(tmp_path):
         ),
         ({"horizon": 10**30}, "obs.npy is damaged"),
         ({"count": -3}, "not all positive integers"),
-        ({"obs_dim": 2.0}, "not all positive integers"),
+        ({"obs_shape": [2.0]}, "not all positive integers"),
         ({"count": True}, "not all positive integers"),
-        ({"horizon": 4, "obs_dim": 2}, "obs.npy is damaged"),
+        ({"horizon": 4, "obs_shape": [2]}, "obs.npy is damaged"),
+        ({"obs_shape": [1] * 70 + [2]}, "obs_shape is no list of 1 to 8 sizes"),
+        ({"obs_shape": []}, "obs_shape is no list of 1 to 8 sizes"),
+        ({"obs_shape": 2}, "obs_shape is no list of 1 to 8 sizes"),
+        ({"obs_shape": [[2]]}, "not all positive integers"),
+        ({"obs_dtype": "O"}, "obs_dtype is not one of <f4, |u1"),
+        ({"obs_dtype": ["<f4"]}, "obs_dtype is not one of <f4, |u1"),
+        ({"obs_dtype": "|u1"}, "obs.npy is damaged"),
+        ({"obs_dim": 2}, "describes no dataset"),
     ],
 )
 def test_absurd_sizes_in_the_description_are_refused_before_anything_is_read(

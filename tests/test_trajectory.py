@@ -57,7 +57,15 @@ def test_a_read_only_memory_map_stays_on_disk(tmp_path):
     assert not kept.obs.flags.writeable
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.uint8, np.bool_])
+def test_observations_keep_any_shape_and_bytes_stay_bytes():
+    frames = np.full((3, 4, 4, 1), 255, np.uint8)
+    kept = Trajectory(frames, np.zeros((3, 2)))
+    assert kept.obs is frames
+    assert kept.layout == ((4, 4, 1), 2, "uint8")
+    assert Trajectory(frames / 255, np.zeros((3, 2))).layout == ((4, 4, 1), 2, "float32")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.int8, np.bool_])
 def test_other_numbers_are_cast_to_float32(dtype):
     given = np.array([[0, 1], [1, 0]], dtype=dtype)
     kept = Trajectory(given, given, costs=given[0])
@@ -81,10 +89,15 @@ def test_an_empty_episode_is_refused():
         Trajectory(np.zeros((0, 2)), np.zeros((0, 1)))
 
 
-@pytest.mark.parametrize("shape", [(5,), (5, 2, 2), ()])
-def test_steps_that_are_not_flat_rows_are_refused_with_their_shape(shape):
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+@pytest.mark.parametrize("shape", [(5,), ()])
+def test_steps_without_an_axis_of_their_own_are_refused_with_their_shape(shape, dtype):
     with pytest.raises(ValueError, match=r"obs of a trajectory must have shape \(T, dim\), got \("):
-        Trajectory(np.zeros(shape), np.zeros((5, 1)))
+        Trajectory(np.zeros(shape, dtype), np.zeros((5, 1)))
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 2, 2), ()])
+def test_actions_that_are_not_flat_rows_are_refused_with_their_shape(shape):
     with pytest.raises(ValueError, match=r"actions of a trajectory.*flatten each step to one row"):
         Trajectory(np.zeros((5, 1)), np.zeros(shape))
 
@@ -157,8 +170,26 @@ def test_padding_copies_so_that_the_trajectories_stay_as_they_were():
 def test_trajectories_of_different_sizes_are_not_broadcast_into_one_batch():
     """NumPy would copy the single number of the narrow row into all three columns."""
     wide, narrow = trajectory([[1, 2, 3, 4]], obs_dim=3), trajectory([[5, 6]], obs_dim=1)
-    with pytest.raises(ValueError, match=r"act_dim\) = \(3, 1\), got \(1, 1\)"):
+    with pytest.raises(
+        ValueError, match=r"= \(\(3,\), 1, 'float32'\), got \(\(1,\), 1, 'float32'\)"
+    ):
         pad([wide, narrow])
+
+
+def test_images_are_padded_as_bytes():
+    frames = [np.full((length, 2, 2, 3), 200, np.uint8) for length in (1, 3)]
+    obs, _, mask = pad([Trajectory(frame, np.zeros((len(frame), 1))) for frame in frames])
+    assert (obs.dtype, obs.shape) == (torch.uint8, (2, 3, 2, 2, 3))
+    assert (obs == 200).flatten(2).all(2).tolist() == mask.tolist()
+    assert (obs == 0).flatten(2).all(2).tolist() == (~mask).tolist()
+
+
+def test_bytes_and_floats_are_not_mixed_in_one_batch():
+    """A model may divide bytes by 255 and must not do so with floats."""
+    frames = np.ones((1, 4, 4, 1), np.uint8)
+    action = np.zeros((1, 1))
+    with pytest.raises(ValueError, match=r"'uint8'.*got .*'float32'"):
+        pad([Trajectory(frames, action), Trajectory(frames.astype(np.float32), action)])
 
 
 def test_the_size_of_a_batch_is_its_number_of_pairs():

@@ -92,7 +92,7 @@ def main(args: Args) -> None:
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
                 buffers.append(buffer)
             valid, train = buffers
-            model = CostModel(dataset.obs_dim, dataset.act_dim, output_scale=args.output_scale)
+            model = CostModel(dataset.obs_shape[0], dataset.act_dim, output_scale=args.output_scale)
             model.fit_input_scale(train.trajectories)
             trainer = CostModelTrainer(
                 model,

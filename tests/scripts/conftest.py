@@ -154,7 +154,7 @@ def random_episodes(env_id: str, count: int) -> list[Trajectory]:
 
 def write_dataset(path: Path, env_id: str, episodes: list[Trajectory]) -> Path:
     with TrajectoryWriter(
-        path, env_id=env_id, obs_dim=4, act_dim=2, horizon=100, rng=np.random.default_rng(0)
+        path, env_id=env_id, obs_shape=(4,), act_dim=2, horizon=100, rng=np.random.default_rng(0)
     ) as writer:
         for episode in episodes:
             writer.add(episode)
