@@ -1,0 +1,196 @@
+"""What a cost model reads of Gymnasium's spaces: rows of numbers, all of one shape.
+
+An image stays an image; everything else is laid out as `gymnasium.spaces.utils.flatten` does it:
+one-hot for `Discrete` and each entry of `MultiDiscrete`, the parts of `Dict` and `Tuple` one after
+another. That function takes one sample; here are the rows of N envs at once, and refused what does
+not lie in its space. Knows nothing of models, trajectories or wrappers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from gymnasium.spaces.utils import flatdim
+from numpy.typing import NDArray
+
+from pbcrl.trajectory import FloatArray, ObsArray
+
+_MEND_ENV = "mend the env, or the space that it declares"
+_MEND_POLICY = "check what the policy puts out; the episode goes on as if it was never sent"
+
+
+def obs_shape_of(space: Space[Any]) -> tuple[int, ...]:
+    """Return the shape of the row that a cost model reads for one observation.
+
+    Args:
+        space: Of a single env, not of a batch.
+
+    Returns:
+        (H, W, C) for an image, that is a uint8 Box with three axes; (obs_dim,) for all else.
+
+    Raises:
+        ValueError: If the space, or a part of it, has no fixed length, or holds no number at all.
+    """
+    dim = _fixed_length(space, name="observation", wrapper="TransformObservation")
+    if isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3:
+        return space.shape
+    return (dim,)
+
+
+def act_dim_of(space: Space[Any]) -> int:
+    """Return the size of the flat row that a cost model reads for one action.
+
+    Args:
+        space: Of a single env, not of a batch.
+
+    Raises:
+        ValueError: If it is no Box, Discrete, MultiDiscrete or MultiBinary, or holds no number.
+    """
+    if isinstance(space, Dict | Tuple):
+        raise ValueError(
+            "an action space must be a Box, Discrete, MultiDiscrete or MultiBinary, got "
+            f"{space}; put TransformAction inside this wrapper, to split a flat action"
+        )
+    return _fixed_length(space, name="action", wrapper="TransformAction")
+
+
+def obs_rows(space: Space[Any], obs: Any, *, num_envs: int | None = None) -> ObsArray:
+    """Return observations as the rows that a cost model reads and a recorder keeps, copied.
+
+    Args:
+        space: Of a single env.
+        obs: What the env returned, or a vector env of N such envs.
+        num_envs: N; None for a single env.
+
+    Returns:
+        Flat rows, (N, obs_dim), or (1, obs_dim) of a single env; reshape those of an image. uint8
+        for a uint8 Box; float32 for all else, which rounds integers above 2^24.
+
+    Raises:
+        ValueError: If the shape, a key or an integer does not fit the space.
+    """
+    if isinstance(space, Box) and space.dtype == np.uint8:
+        given = np.asarray(obs)
+        if not np.can_cast(given.dtype, np.uint8):
+            raise ValueError(
+                f"obs of a uint8 space must be uint8, got {given.dtype}, which would be cut off; "
+                f"{_MEND_ENV}"
+            )
+        return _flat(space, given, _batch(num_envs), "obs", _MEND_ENV).astype(np.uint8)
+    return _float32(_flat(space, obs, _batch(num_envs), "obs", _MEND_ENV))
+
+
+def action_rows(space: Space[Any], actions: Any, *, num_envs: int | None = None) -> FloatArray:
+    """Return actions as the rows that a cost model reads and a recorder keeps, copied.
+
+    Args:
+        space: Of a single env.
+        actions: What is passed to `step`, of a single env or of a vector env of N such envs.
+        num_envs: N; None for a single env.
+
+    Returns:
+        Flat rows, (N, act_dim), or (1, act_dim) of a single env.
+
+    Raises:
+        ValueError: If the shape does not fit the space, or an integer lies outside of it. A Box is
+            not compared with its bounds.
+    """
+    return _float32(_flat(space, actions, _batch(num_envs), "action", _MEND_POLICY))
+
+
+def _batch(num_envs: int | None) -> tuple[int, ...]:
+    return () if num_envs is None else (num_envs,)
+
+
+def _float32(rows: NDArray[Any]) -> FloatArray:
+    # A copy: envs may write the next observation into the same memory.
+    with np.errstate(over="ignore"):  # what overflows becomes inf, and is then refused by name
+        return rows.astype(np.float32)
+
+
+def _flat(
+    space: Space[Any], values: Any, batch: tuple[int, ...], name: str, remedy: str
+) -> NDArray[Any]:
+    """(1 or N, dim), of any dtype, maybe a view; `batch` is () for a single env, else (N,)."""
+    if isinstance(space, Dict):
+        if set(values) != set(space.spaces):
+            raise ValueError(
+                f"{name} must have the keys {sorted(space.spaces)} of its space, got "
+                f"{sorted(values)}; {remedy}"
+            )
+        parts = [(part, values[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
+    elif isinstance(space, Tuple):
+        if len(values) != len(space.spaces):
+            raise ValueError(
+                f"{name} must have the {len(space.spaces)} parts of its space, got {len(values)}; "
+                f"{remedy}"
+            )
+        parts = [(part, values[i], f"{name}[{i}]") for i, part in enumerate(space.spaces)]
+    else:
+        return _flat_array(space, np.asarray(values), batch, name, remedy)
+    return np.concatenate([_flat(part, value, batch, at, remedy) for part, value, at in parts], 1)
+
+
+def _flat_array(
+    space: Space[Any], array: NDArray[Any], batch: tuple[int, ...], name: str, remedy: str
+) -> NDArray[Any]:
+    shape = space.shape
+    assert shape is not None
+    if array.shape != (*batch, *shape):
+        raise ValueError(
+            f"{name} must have the shape {(*batch, *shape)} of its space, got {array.shape}, which "
+            f"NumPy might spread without a word; {remedy}"
+        )
+    rows = array.reshape(*(batch or (1,)), math.prod(shape))
+    if isinstance(space, Box):
+        return rows
+    if isinstance(space, MultiBinary):
+        outside = (rows != 0) & (rows != 1)
+    else:
+        nvec = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n)  # type: ignore[attr-defined]
+        # MultiDiscrete has a start since Gymnasium 1.0.
+        index = rows - np.ravel(getattr(space, "start", 0))
+        outside = (index < 0) | (index >= nvec)
+        if array.dtype.kind not in "iub":
+            outside[:] = True
+    if outside.any():
+        row = int(np.argwhere(outside)[0, 0])
+        where = f" in env {row}" if len(rows) > 1 else ""
+        found = array[row] if batch else array
+        raise ValueError(
+            f"{name} must lie in {space}, got {found!s} ({array.dtype}){where}; {remedy}"
+        )
+    if isinstance(space, MultiBinary):
+        return rows
+    one_hot = np.zeros((len(rows), nvec.sum()), np.float32)
+    np.put_along_axis(one_hot, index + np.cumsum(nvec) - nvec, 1, axis=1)
+    return one_hot
+
+
+def _fixed_length(space: Space[Any], *, name: str, wrapper: str) -> int:
+    _require_fixed_length(space, name=name, wrapper=wrapper)
+    dim = flatdim(space)
+    if dim == 0:
+        raise ValueError(
+            f"a cost model reads at least one number, but the {name} space is {space}; give it a "
+            "constant if there is nothing to see or to do"
+        )
+    return dim
+
+
+def _require_fixed_length(space: Space[Any], *, name: str, wrapper: str) -> None:
+    if isinstance(space, Dict):
+        for key, part in space.spaces.items():
+            _require_fixed_length(part, name=f"{name}[{key!r}]", wrapper=wrapper)
+    elif isinstance(space, Tuple):
+        for i, part in enumerate(space.spaces):
+            _require_fixed_length(part, name=f"{name}[{i}]", wrapper=wrapper)
+    elif not isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete):
+        raise ValueError(
+            "a cost model reads rows of one length, so every part of a space must be a Box, "
+            f"Discrete, MultiDiscrete or MultiBinary, but {name} is {space}; put {wrapper} inside "
+            "this wrapper, to turn it into a Box"
+        )

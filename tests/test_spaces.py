@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    Sequence,
+    Text,
+    Tuple,
+)
+from gymnasium.spaces.utils import flatten, flatten_space
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from pbcrl.spaces import act_dim_of, action_rows, obs_rows, obs_shape_of
+
+from .every_space import ACTION_SPACES, IMAGES, OBS_SPACES
+
+EVERY_SPACE = OBS_SPACES | ACTION_SPACES
+each_space = pytest.mark.parametrize("space", EVERY_SPACE.values(), ids=EVERY_SPACE)
+
+
+def samples(space, count):
+    space.seed(0)
+    return [space.sample() for _ in range(count)]
+
+
+def batch_of(space, values):
+    """As a vector env hands them out."""
+    return concatenate(space, values, create_empty_array(space, len(values)))
+
+
+@each_space
+def test_rows_are_laid_out_as_gymnasium_flattens_them(space):
+    for sample in samples(space, 20):
+        np.testing.assert_array_equal(
+            obs_rows(space, sample)[0], flatten(space, sample).astype(np.float32)
+        )
+
+
+@each_space
+def test_rows_of_a_batch_are_those_of_its_samples(space):
+    values = samples(space, 5)
+    rows = obs_rows(space, batch_of(space, values), num_envs=5)
+    np.testing.assert_array_equal(rows, np.concatenate([obs_rows(space, v) for v in values]))
+
+
+@each_space
+def test_rows_are_copies(space):
+    rows = obs_rows(space, value := samples(space, 1)[0])
+    before = rows.copy()
+    for array in [value] if isinstance(value, np.ndarray) else []:
+        array[...] = 0 if array.any() else 1
+    np.testing.assert_array_equal(rows, before)
+
+
+@each_space
+def test_the_width_of_a_row_is_that_of_gymnasiums_flat_space(space):
+    shape = obs_shape_of(space)
+    assert (int(np.prod(shape)),) == flatten_space(space).shape
+    assert obs_rows(space, samples(space, 1)[0]).reshape(1, *shape).shape == (1, *shape)
+
+
+@pytest.mark.parametrize("space", ACTION_SPACES.values(), ids=ACTION_SPACES)
+def test_action_rows_are_float32_of_the_announced_width(space):
+    rows = action_rows(space, batch_of(space, samples(space, 3)), num_envs=3)
+    assert rows.dtype == np.float32
+    assert rows.shape == (3, act_dim_of(space))
+
+
+def test_discrete_numbers_count_from_their_start():
+    np.testing.assert_array_equal(obs_rows(Discrete(3, start=5), 6), [[0, 1, 0]])
+    np.testing.assert_array_equal(
+        action_rows(Discrete(2, start=-1), np.array([-1, 0]), num_envs=2), [[1, 0], [0, 1]]
+    )
+
+
+def test_each_entry_of_a_multi_discrete_table_is_one_hot():
+    space = MultiDiscrete([[2, 3], [1, 2]])
+    np.testing.assert_array_equal(action_rows(space, [[1, 2], [0, 0]]), [[0, 1, 0, 0, 1, 1, 1, 0]])
+
+
+def test_a_single_number_is_a_row_of_one():
+    assert obs_shape_of(Box(-1, 1, (), np.float32)) == (1,)
+    np.testing.assert_array_equal(obs_rows(Box(-1, 1, (), np.float32), 0.5), [[0.5]])
+
+
+def test_an_image_is_a_box_of_bytes_with_three_axes():
+    assert {name: obs_shape_of(space) for name, space in OBS_SPACES.items() if name in IMAGES} == {
+        name: OBS_SPACES[name].shape for name in IMAGES
+    }
+    assert obs_shape_of(Box(0, 255, (8, 8), np.uint8)) == (64,)
+    assert obs_shape_of(Box(0, 1, (8, 8, 3), np.float32)) == (192,)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [(np.uint8, np.uint8), (np.int64, np.float32), (np.float16, np.float32), (bool, np.float32)],
+)
+def test_bytes_stay_bytes_and_other_numbers_become_float32(dtype, kept):
+    space = Box(0, 1, (4,), dtype)
+    assert obs_rows(space, np.ones(4, dtype)).dtype == kept
+    assert action_rows(space, np.ones(4, dtype)).dtype == np.float32
+
+
+def test_numbers_in_an_observation_of_bytes_are_not_cut_off():
+    with pytest.raises(ValueError, match="obs of a uint8 space must be uint8, got int64, which"):
+        obs_rows(Box(0, 255, (2,), np.uint8), np.array([3, 256]))
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (Discrete(3), 3, r"action must lie in Discrete\(3\), got 3 \(int64\); check what the pol"),
+        (Discrete(3), -1, r"action must lie in Discrete\(3\), got -1 "),
+        (Discrete(3, start=2), 1, r"got 1 "),
+        (Discrete(3), 1.0, r"got 1.0 \(float64\)"),
+        (Discrete(3), np.array([1]), r"have the shape \(\) of its space, got \(1,\), which NumPy"),
+        (MultiDiscrete([2, 3]), [2, 0], r"action must lie in MultiDiscrete.*, got \[2 0\]"),
+        (MultiDiscrete([2, 3]), [0, -1], r"got \[ 0 -1\]"),
+        (MultiDiscrete([2, 3]), [0], r"have the shape \(2,\) of its space, got \(1,\)"),
+        (MultiBinary(2), [0, 2], r"action must lie in MultiBinary\(2\), got \[0 2\]"),
+        (Box(0, 1, (2, 2)), np.zeros(4), r"have the shape \(2, 2\) of its space, got \(4,\)"),
+    ],
+)
+def test_an_action_that_is_not_of_its_space_is_refused(space, value, message):
+    with pytest.raises(ValueError, match=message):
+        action_rows(space, value)
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "message"),
+    [
+        (Dict(a=Discrete(2), b=Discrete(2)), {"a": 0}, r"keys \['a', 'b'\] of its space, got \['a"),
+        (Tuple([Discrete(2)]), (0, 1), "have the 1 parts of its space, got 2; mend the env"),
+        (Dict(a=Tuple([Discrete(2)])), {"a": (7,)}, r"^obs\['a'\]\[0\] must lie in Discrete\(2\)"),
+    ],
+)
+def test_the_part_of_an_observation_that_does_not_fit_is_named(space, value, message):
+    with pytest.raises(ValueError, match=message):
+        obs_rows(space, value)
+
+
+def test_the_env_whose_number_is_out_of_range_is_named():
+    with pytest.raises(
+        ValueError, match=r"obs must lie in Discrete\(3\), got 9 \(int64\) in env 1"
+    ):
+        obs_rows(Discrete(3), np.array([0, 9, 1]), num_envs=3)
+
+
+@pytest.mark.parametrize(
+    "space", [Text(5), Sequence(Discrete(2)), Graph(Box(0, 1, (2,)), None)], ids=repr
+)
+def test_a_space_without_a_fixed_length_is_refused_by_name_wherever_it_is(space):
+    kind = type(space).__name__
+    with pytest.raises(ValueError, match=rf"but observation is {kind}.*put TransformObservation"):
+        obs_shape_of(space)
+    nested = Dict(a=Tuple([Discrete(2), space]))
+    with pytest.raises(ValueError, match=rf"but observation\['a'\]\[1\] is {kind}"):
+        obs_shape_of(nested)
+    with pytest.raises(ValueError, match=rf"but action is {kind}.*put TransformAction inside"):
+        act_dim_of(space)
+
+
+def test_an_action_of_several_parts_is_refused():
+    with pytest.raises(ValueError, match=r"must be a Box, Discrete, .*got Dict.*TransformAction"):
+        act_dim_of(Dict(a=Discrete(2)))
+
+
+def test_a_space_without_any_number_is_refused():
+    with pytest.raises(ValueError, match=r"at least one number, but the observation space is Dict"):
+        obs_shape_of(Dict())
+    with pytest.raises(ValueError, match=r"but the action space is Box.* give it a constant"):
+        act_dim_of(Box(0, 1, (0,)))
