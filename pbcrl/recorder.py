@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.errors import MissingCostError
-from pbcrl.trajectory import FloatArray, Trajectory
+from pbcrl.trajectory import FloatArray, ObsArray, Trajectory
 
 BoolArray = NDArray[np.bool_]
 
@@ -136,7 +136,7 @@ class TrajectoryRecorder:
         self.lengths = np.zeros(num_envs, np.int64)
         self.reports_costs = None
         self._all_rows = np.arange(num_envs)
-        self._allocate(obs_dim=1, act_dim=1)
+        self._allocate(obs_shape=(1,), act_dim=1, dtype=np.float32)
 
     def record(
         self,
@@ -151,8 +151,9 @@ class TrajectoryRecorder:
         """Add one step of every env; its arrays are copied.
 
         Args:
-            obs: s_t, from before the step, (N, obs_dim).
-            actions: a_t as executed, (N, act_dim).
+            obs: s_t, from before the step, (N, *obs_shape): images, or flat rows as `obs_rows`
+                makes them of any space. Bytes are kept as such, all else as float32.
+            actions: a_t as executed, (N, act_dim), as `action_rows` makes them.
             costs: True cost of the step, (N,), or None if the envs report none.
             done: Episodes that ended with this step, terminated or truncated, bool (N,).
             valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
@@ -165,18 +166,24 @@ class TrajectoryRecorder:
             valid rows.
 
         Raises:
-            ValueError: If a shape is wrong.
+            ValueError: If a shape is wrong, or bytes and other numbers are mixed.
             MissingCostError: If costs appear or vanish within an episode; nothing is recorded.
             NonFiniteError: If an episode that ends holds NaN or an infinity.
         """
         if self.reports_costs is None:  # first rows
             self._allocate(
-                obs_dim=obs.shape[1] if obs.ndim == 2 else 1,
+                obs_shape=obs.shape[1:] or (1,),
                 act_dim=actions.shape[1] if actions.ndim == 2 else 1,
+                dtype=np.uint8 if obs.dtype == np.uint8 else np.float32,
             )
         self._check_shapes(
             obs=obs, actions=actions, costs=costs, done=done, valid=valid, diverged=diverged
         )
+        if (obs.dtype == np.uint8) is not (self._obs.dtype == np.uint8):
+            raise ValueError(
+                f"obs must be uint8 at every step or at none, got {obs.dtype} after "
+                f"{self._obs.dtype}; convert them all alike"
+            )
         done = done.astype(np.bool_, copy=False)  # as an integer it would index
         rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
         if len(rows) == 0:
@@ -222,9 +229,11 @@ class TrajectoryRecorder:
             self._costs[row, :steps].copy() if self.reports_costs else None,
         )
 
-    def _allocate(self, *, obs_dim: int, act_dim: int) -> None:
+    def _allocate(
+        self, *, obs_shape: tuple[int, ...], act_dim: int, dtype: type[np.float32 | np.uint8]
+    ) -> None:
         rows = (len(self.lengths), _FIRST_CAPACITY)
-        self._obs = np.empty((*rows, obs_dim), np.float32)
+        self._obs: ObsArray = np.empty((*rows, *obs_shape), dtype)
         self._actions = np.empty((*rows, act_dim), np.float32)
         self._costs = np.empty(rows, np.float32)
 

@@ -141,8 +141,8 @@ def _flat_array(
     assert shape is not None
     if array.shape != (*batch, *shape):
         raise ValueError(
-            f"{name} must have the shape {(*batch, *shape)} of its space, got {array.shape}, which "
-            f"NumPy might spread without a word; {remedy}"
+            f"{name} must have the shape {(*batch, *shape)} of its space, got {array.shape}; "
+            f"{remedy}"
         )
     rows = array.reshape(*(batch or (1,)), math.prod(shape))
     if isinstance(space, Box):

@@ -7,6 +7,7 @@ labels, limits or training.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pbcrl.cost_model import LearnedCost
 from pbcrl.errors import NonFiniteError
@@ -29,7 +30,8 @@ from pbcrl.recorder import (
     finished_trajectories,
     step_costs,
 )
-from pbcrl.trajectory import FloatArray
+from pbcrl.spaces import act_dim_of, action_rows, obs_rows, obs_shape_of
+from pbcrl.trajectory import ObsArray
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorWrapper
@@ -42,7 +44,7 @@ else:
 
 
 class PreferenceCostWrapper(
-    gym.Wrapper[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]],
+    gym.Wrapper[Any, Any, Any, Any],
     gym.utils.RecordConstructorArgs,
 ):
     """Puts the learned cost of every step into `info["cost"]`, and records finished episodes.
@@ -53,37 +55,43 @@ class PreferenceCostWrapper(
     `trajectory`: the finished `Trajectory`, at the last step of an episode only; absent if the env
     reports `info["diverged"]`, since what a diverged simulation cut short compares with nothing.
 
+    Policy and env see each other's observations and actions as they are; the model and the
+    trajectories hold them as `obs_rows` and `action_rows`, images in their shape if the model has
+    it. A Box action is clipped to its bounds, any other outside of its space is refused.
+
     Put it outside `TimeLimit`, or it sees no episode end, and inside whatever changes observations:
     the cost model must see raw observations, not drifting statistics. `reset` in mid-episode drops
     the unfinished rows; a step after an episode's end is passed on but never recorded.
 
     Args:
-        env: An env with 1-D Box observations and actions.
+        env: An env whose spaces have a fixed length: observations as in `obs_shape_of`, actions as
+            in `act_dim_of`.
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
+            `CostModel.for_spaces(env.observation_space, env.action_space)` fits.
 
     Raises:
-        ValueError: If a space is no 1-D Box or does not fit the cost model, if its time limit is
-            not the horizon of the cost model, or if the env is wrapped already or resets itself.
+        ValueError: If a space has no fixed length or does not fit the cost model, if its time limit
+            is not the horizon of the cost model, or if the env is wrapped already or resets itself.
     """
 
-    def __init__(self, env: gym.Env[NDArray[Any], NDArray[Any]], cost_model: LearnedCost) -> None:
+    def __init__(self, env: gym.Env[Any, Any], cost_model: LearnedCost) -> None:
         # A deep copy of a network would silently stop following fine-tuning.
         gym.utils.RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, cost_model=cost_model
         )
         gym.Wrapper.__init__(self, env)
         _require_bare(env)
-        _require_flat_spaces(env.observation_space, env.action_space, cost_model)
+        _require_fit(env.observation_space, env.action_space, cost_model)
         _require_horizon(env.spec, cost_model)
         self.cost_model = cost_model
         self._recorder = TrajectoryRecorder(1)
-        self._obs: FloatArray | None = None  # s_t, (1, obs_dim); None: reset first
+        self._obs: ObsArray | None = None  # s_t, (1, *obs_shape); None: reset first
         self._ended = False
         self._has_warned = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; an unfinished one is dropped.
 
         Raises:
@@ -93,21 +101,22 @@ class PreferenceCostWrapper(
         self._recorder.drop_unfinished()
         self._ended = False
         obs, info = self.env.reset(seed=seed, options=options)
-        rows = _float32("obs", obs, (self.cost_model.obs_dim,))[None]
+        rows = self._rows(obs)
         _require_finite("obs", rows, np.zeros(len(rows), np.int64))
         self._obs = rows
         return obs, info
 
-    def step(self, action: NDArray[Any]) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
-        """Step the env, with the action clipped to its bounds.
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the env, with a Box action clipped to its bounds.
 
         Raises:
             NonFiniteError: If the action, or what the env returned, holds NaN or an infinity. A bad
                 action leaves the episode as it was; the others end it unrecorded.
             MissingCostError: If the env reports a cost at some steps of an episode only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the shape of the action or of the env's cost is wrong, or the episode
-                goes on beyond the horizon of the cost model.
+            ValueError: If the action, the observation or the env's cost does not fit its space, or
+                the episode goes on beyond the horizon of the cost model. A bad action leaves the
+                episode as it was.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -115,7 +124,7 @@ class PreferenceCostWrapper(
         if clipped and not self._has_warned:
             self._has_warned = True
             warnings.warn(_CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
-        executed = _float32("action", action, (self.cost_model.act_dim,))[None]
+        executed = action_rows(self.env.action_space, action)
         step = self._recorder.lengths + 1
         self.cost_model.check_length(int(step.max()))
         learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)
@@ -124,7 +133,7 @@ class PreferenceCostWrapper(
         # An error from here on leaves the env in an unknown state: reset first.
         obs, self._obs = self._obs, None
         next_obs, reward, terminated, truncated, env_info = self.env.step(action)
-        next_rows = _float32("obs", next_obs, (self.cost_model.obs_dim,))[None]
+        next_rows = self._rows(next_obs)
         _require_finite("obs", next_rows, step)
         _require_finite("reward", np.array([reward], np.float64), step)
         done = bool(terminated or truncated)
@@ -144,6 +153,9 @@ class PreferenceCostWrapper(
         self._obs = next_rows
         return next_obs, float(reward), bool(terminated), bool(truncated), info
 
+    def _rows(self, obs: Any) -> ObsArray:
+        return obs_rows(self.env.observation_space, obs).reshape(1, *self.cost_model.obs_shape)
+
 
 class PreferenceCostVectorWrapper(VectorWrapper):
     """`PreferenceCostWrapper` for vector envs: one call of the cost model per step for all of them.
@@ -160,14 +172,14 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     the names `cost` and `true_cost` mean the same as outside it.
 
     Args:
-        envs: A vector env with 1-D Box observations and actions; its metadata names its autoreset
-            mode.
+        envs: A vector env of single envs that `PreferenceCostWrapper` takes; its metadata names its
+            autoreset mode.
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
 
     Raises:
         ImportError: If Gymnasium is older than 1.1.
-        ValueError: If a space is no 1-D Box or does not fit the cost model, if the time limit is
-            not the horizon of the cost model, or if the autoreset mode is not given or DISABLED.
+        ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
+            is not the horizon of the cost model, or if the autoreset mode is not given or DISABLED.
     """
 
     def __init__(self, envs: VectorEnv, cost_model: LearnedCost) -> None:
@@ -178,12 +190,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
                 "PreferenceCostWrapper, or install a newer gymnasium"
             )
         super().__init__(envs)
-        _require_flat_spaces(
-            envs.single_observation_space,
-            envs.single_action_space,
-            cost_model,
-            module="gymnasium.wrappers.vector",
-        )
+        _require_fit(envs.single_observation_space, envs.single_action_space, cost_model)
         if "autoreset_mode" not in envs.metadata:
             raise ValueError(
                 "the wrapper must know when the envs reset themselves, but "
@@ -200,13 +207,13 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         self.cost_model = cost_model
         self._resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)
-        self._obs: FloatArray | None = None  # s_t, (N, obs_dim); None: reset first
+        self._obs: ObsArray | None = None  # s_t, (N, *obs_shape); None: reset first
         self._valid = np.ones(envs.num_envs, np.bool_)  # false: the next step only resets
         self._has_warned = False
 
     def reset(
         self, *, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[Any], dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Start an episode in every env; unfinished ones are dropped.
 
         Raises:
@@ -222,23 +229,22 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         self._recorder.drop_unfinished()
         self._valid = np.ones(self.num_envs, np.bool_)
         obs, infos = self.env.reset(seed=seed, options=options)
-        rows = _float32("obs", obs, (self.num_envs, self.cost_model.obs_dim))
+        rows = self._rows(obs)
         _require_finite("obs", rows, np.zeros(len(rows), np.int64))
         self._obs = rows
         return obs, infos
 
-    def step(
-        self, actions: NDArray[Any]
-    ) -> tuple[NDArray[Any], NDArray[Any], BoolArray, BoolArray, dict[str, Any]]:
-        """Step all envs, with the actions clipped to their bounds.
+    def step(self, actions: Any) -> tuple[Any, NDArray[Any], BoolArray, BoolArray, dict[str, Any]]:
+        """Step all envs, with Box actions clipped to their bounds.
 
         Raises:
             NonFiniteError: If an action, or what an env returned, holds NaN or an infinity. A bad
                 action leaves the episodes as they were; the others end them all, unrecorded.
             MissingCostError: If some envs report a cost and others do not, or at some steps only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the shape of the actions or of the envs' cost is wrong, or an episode
-                goes on beyond the horizon of the cost model.
+            ValueError: If an action, an observation or the envs' cost does not fit its space, or an
+                episode goes on beyond the horizon of the cost model. A bad action leaves the
+                episodes as they were.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -246,7 +252,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         if clipped and not self._has_warned:
             self._has_warned = True
             warnings.warn(_CLIPPED.format(module="gymnasium.wrappers.vector"), stacklevel=2)
-        executed = _float32("actions", actions, (self.num_envs, self.cost_model.act_dim))
+        executed = action_rows(self.env.single_action_space, actions, num_envs=self.num_envs)
         valid = self._valid
         step = np.where(valid, self._recorder.lengths + 1, 0)
         self.cost_model.check_length(int(step.max()))
@@ -257,7 +263,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         obs, self._obs = self._obs, None
         next_obs, rewards, terminated, truncated, env_infos = self.env.step(actions)
         done = np.logical_or(terminated, truncated)
-        next_rows = _float32("obs", next_obs, (self.num_envs, self.cost_model.obs_dim))
+        next_rows = self._rows(next_obs)
         obs_step = step if self._resets_next_step else np.where(done, 0, step)
         _require_finite("obs", next_rows, obs_step)
         _require_finite("reward", np.asarray(rewards), step)
@@ -289,11 +295,16 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     def _ending(
         self, infos: Mapping[str, Any], ended: BoolArray, step: NDArray[np.int64]
     ) -> dict[str, Any]:
-        final_obs = np.zeros((self.num_envs, self.cost_model.obs_dim))
-        if "final_obs" in infos:
-            for row in np.flatnonzero(ended):
-                final_obs[row] = infos["final_obs"][row]
-        _require_finite("obs", final_obs, step)
+        final_obs = infos.get("final_obs")
+        if final_obs is not None:
+            space = self.env.single_observation_space
+            rows = np.zeros((self.num_envs, math.prod(self.cost_model.obs_shape)), np.float32)
+            if isinstance(final_obs, np.ndarray):  # Gymnasium's hold one observation per env
+                for row in np.flatnonzero(ended):
+                    rows[row] = obs_rows(space, final_obs[row])
+            else:
+                rows[ended] = obs_rows(space, final_obs, num_envs=self.num_envs)[ended]
+            _require_finite("obs", rows, step)
         if "final_info" not in infos:
             return {}
         # What reads costs there must not find the true one under the learned one's name.
@@ -301,6 +312,10 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         if "true_cost" in infos:
             final_info |= {"true_cost": infos["true_cost"], "_true_cost": ended}
         return {"final_info": final_info}
+
+    def _rows(self, obs: Any) -> ObsArray:
+        rows = obs_rows(self.env.single_observation_space, obs, num_envs=self.num_envs)
+        return rows.reshape(self.num_envs, *self.cost_model.obs_shape)
 
 
 _RESET_FIRST = (
@@ -327,8 +342,7 @@ _REMEDY = {
 
 def _require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -> None:
     """Refuse NaN and infinities by name; rows (N, ...), step (N,) counts from 1, 0 is the reset."""
-    finite = np.isfinite(rows)
-    if finite.all():
+    if rows.dtype == np.uint8 or (finite := np.isfinite(rows)).all():
         return
     row = int(np.argwhere(~finite)[0, 0])
     where = f"step {step[row]} of an episode" if step[row] else "reset"
@@ -339,9 +353,10 @@ def _require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) 
     )
 
 
-def _clipped(action: ArrayLike, space: gym.Space[Any]) -> tuple[NDArray[Any], bool]:
-    """Return the action as the env shall execute it, and whether it lay outside the bounds."""
-    assert isinstance(space, Box)
+def _clipped(action: Any, space: gym.Space[Any]) -> tuple[Any, bool]:
+    """Return the action as the env shall execute it, and whether it lay outside a Box."""
+    if not isinstance(space, Box):
+        return action, False
     action = np.asarray(action)
     if action.shape != space.shape:
         raise ValueError(
@@ -358,41 +373,19 @@ def _clipped(action: ArrayLike, space: gym.Space[Any]) -> tuple[NDArray[Any], bo
     return inside, True
 
 
-def _float32(name: str, array: ArrayLike, shape: tuple[int, ...]) -> FloatArray:
-    # A copy: envs may write the next observation into the same memory.
-    with np.errstate(over="ignore"):  # what overflows becomes inf, and is then refused by name
-        cast = np.array(array, np.float32)
-    if cast.shape != shape:
-        raise ValueError(
-            f"{name} must have the shape {shape} of the env's space, got {cast.shape}; mend the env"
-        )
-    return cast
-
-
-def _require_flat_spaces(
-    obs_space: gym.Space[Any],
-    action_space: gym.Space[Any],
-    cost_model: LearnedCost,
-    *,
-    module: str = "gymnasium.wrappers",
+def _require_fit(
+    obs_space: gym.Space[Any], action_space: gym.Space[Any], cost_model: LearnedCost
 ) -> None:
-    for name, space, remedy in (
-        ("observation", obs_space, f"put {module}.FlattenObservation inside this wrapper"),
-        ("action", action_space, f"put {module}.TransformAction inside this wrapper"),
-    ):
-        if not isinstance(space, Box) or len(space.shape) != 1:
-            raise ValueError(
-                f"the cost model reads flat rows, so the {name} space must be a 1-D Box, "
-                f"got {space}; {remedy}"
-            )
-    assert obs_space.shape is not None
-    assert action_space.shape is not None
-    sizes = (obs_space.shape[0], action_space.shape[0])
-    if sizes != (cost_model.obs_dim, cost_model.act_dim):
+    obs_shape, act_dim = obs_shape_of(obs_space), act_dim_of(action_space)
+    readable = {obs_shape, (math.prod(obs_shape),)}
+    if isinstance(obs_space, Box) and obs_space.shape:
+        readable.add(obs_space.shape)
+    if cost_model.obs_shape not in readable or cost_model.act_dim != act_dim:
         raise ValueError(
-            f"the cost model must fit the env: it reads obs_dim={cost_model.obs_dim} and "
-            f"act_dim={cost_model.act_dim}, the env has {sizes[0]} and {sizes[1]}; "
-            f"use CostModel({sizes[0]}, {sizes[1]}), or the env that the model was trained on"
+            f"the cost model must fit the env: it reads obs_shape={cost_model.obs_shape} and "
+            f"act_dim={cost_model.act_dim}, the env has {obs_shape} and {act_dim}; use "
+            "CostModel.for_spaces(env.observation_space, env.action_space), or the env that the "
+            "model was trained on"
         )
 
 

@@ -1,14 +1,13 @@
-"""A small env whose every number can be worked out, alone and in Gymnasium's vector envs."""
+"""A small env and a small model whose every number can be worked out."""
 
 import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.spaces import Box
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import TimeLimit
 
-MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
-LENGTHS = [3, 1, 4]
-ACTIONS = np.random.default_rng(0).uniform(-1, 1, (20, len(LENGTHS), 1)).astype(np.float32)
+from pbcrl.cost_model import CostModel
+
+NOT_REPORTED = dict.fromkeys(range(1, 5))
 
 
 class Counter(gym.Env):
@@ -52,6 +51,27 @@ class Counter(gym.Env):
         return np.array([self.bad_obs.get(self.t, self.t), self.offset], np.float32)
 
 
-def counters(mode, make=SyncVectorEnv, **options):
-    fns = [lambda length=length: TimeLimit(Counter(99), length) for length in LENGTHS]
-    return make(fns, autoreset_mode=mode, **options)
+def linear_model(bias=0.0):
+    """c(s, a) = t + 8 a + bias, where that is positive."""
+    model = CostModel(2, 1, hidden_sizes=(1,), output_scale=1.0)
+    hidden, last = model.net[0], model.net[-1]
+    with torch.no_grad():
+        hidden.weight.copy_(torch.tensor([[1.0, 0.0, 8.0]]))
+        hidden.bias.fill_(bias)
+        last.weight.fill_(1.0)
+    return model
+
+
+def random_model():
+    torch.manual_seed(0)
+    model = CostModel(2, 1, hidden_sizes=(8,))
+    torch.nn.init.normal_(model.net[-1].weight)
+    return model
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one.obs, other.obs)
+        np.testing.assert_array_equal(one.actions, other.actions)
+        np.testing.assert_array_equal(one.costs, other.costs)

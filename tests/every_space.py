@@ -1,7 +1,14 @@
 """One space of every kind that the wrappers take, and an env that walks through any of them."""
 
+import copy
+
+import gymnasium as gym
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from pbcrl.cost_model import CostModel
+from pbcrl.spaces import act_dim_of, obs_shape_of
 
 OBS_SPACES = {
     "Box": Box(-1, 1, (3,), np.float32),
@@ -30,3 +37,48 @@ ACTION_SPACES = {
     name: space for name, space in OBS_SPACES.items() if not isinstance(space, Dict | Tuple)
 }
 IMAGES = ["Box, RGB image"]
+
+
+class Wander(gym.Env):
+    """Shows a random observation of its space at every step, and ends after `length` steps."""
+
+    def __init__(self, obs_space, action_space, length):
+        # Copies: a space holds the state of its random numbers.
+        self.observation_space = copy.deepcopy(obs_space)
+        self.action_space = copy.deepcopy(action_space)
+        self.length, self.seen, self.received = length, [], []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.observation_space.seed(int(self.np_random.integers(1000)))
+        self.t = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.received.append(copy.deepcopy(action))
+        self.t += 1
+        return self.look(), 1.0, self.t >= self.length, False, {"cost": self.t / 2}
+
+    def look(self):
+        self.seen.append(self.observation_space.sample())
+        return self.seen[-1]
+
+
+def model_for(obs_space, action_space):
+    torch.manual_seed(0)
+    shape = obs_shape_of(obs_space)
+    model = CostModel(int(np.prod(shape)), act_dim_of(action_space), hidden_sizes=(8,))
+    torch.nn.init.normal_(model.net[-1].weight)
+    return model
+
+
+def draw_actions(space, steps, count):
+    """`count` actions of `space` for each of `steps` steps."""
+    space.seed(0)
+    return [[space.sample() for _ in range(count)] for _ in range(steps)]
+
+
+# Every space as observation, and every space as action.
+SPACE_PAIRS = [(space, Discrete(3)) for space in OBS_SPACES.values()]
+SPACE_PAIRS += [(Box(-1, 1, (2,), np.float32), space) for space in ACTION_SPACES.values()]
+SPACE_IDS = [f"see {name}" for name in OBS_SPACES] + [f"do {name}" for name in ACTION_SPACES]

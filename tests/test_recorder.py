@@ -1,11 +1,8 @@
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
 
 from pbcrl.errors import MissingCostError
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
-
-from .counters import ACTIONS, MODES, counters
 
 
 def test_step_costs_without_any_cost_is_none():
@@ -38,20 +35,6 @@ def test_step_costs_of_reset_rows_are_zero_and_need_no_report():
 def test_step_costs_are_zero_where_all_envs_reset():
     no = np.array([False, False])
     np.testing.assert_array_equal(step_costs({}, 2, no, valid=no), [0.0, 0.0])
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_step_costs_reads_gymnasiums_vector_envs_in_both_modes(mode):
-    envs = counters(mode)
-    envs.reset(seed=0)
-    valid = np.ones(3, bool)
-    for actions in ACTIONS:
-        *_, terminated, truncated, infos = envs.step(actions)
-        done = terminated | truncated
-        costs = step_costs(infos, 3, done, valid=valid)
-        np.testing.assert_array_equal(costs, np.abs(actions[:, 0]) * valid)
-        if mode is AutoresetMode.NEXT_STEP:
-            valid = ~done
 
 
 NEITHER, BOTH = np.array([False, False]), np.array([True, True])

@@ -4,68 +4,18 @@ import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
-from gymnasium.spaces import Box, Dict, Discrete
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.vector.utils import batch_space
-from gymnasium.wrappers import Autoreset, ClipAction, FlattenObservation, TimeLimit
+from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
+from gymnasium.spaces.utils import flatten
+from gymnasium.wrappers import ClipAction, TimeLimit
 
 from pbcrl.cost_model import CostModel
 from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl.recorder import diverged_envs, finished_trajectories
-from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
+from pbcrl.wrappers import Autoreset, PreferenceCostWrapper
 
-from .counters import ACTIONS, LENGTHS, MODES, Counter, counters
-
-NOT_REPORTED = dict.fromkeys(range(1, 5))
-
-
-class BatchedCounter(VectorEnv):
-    """`Counter` as arrays with SAME_STEP autoreset, and the cost of every step in infos["cost"]."""
-
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
-
-    def __init__(self, lengths):
-        self.lengths = np.array(lengths)
-        self.num_envs = len(lengths)
-        self.single_observation_space = Counter.observation_space
-        self.single_action_space = Counter.action_space
-        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
-
-    def reset(self, *, seed=None, options=None):
-        assert options is None
-        self.envs = [Counter() for _ in self.lengths]
-        self.rows = np.stack([env.reset(seed=seed + i)[0] for i, env in enumerate(self.envs)])
-        return self.rows, {}
-
-    def step(self, actions):
-        self.rows[:, 0] += 1  # in place, as a fast env would
-        done = self.rows[:, 0] >= self.lengths
-        infos = {"cost": np.abs(actions[:, 0])}
-        if done.any():
-            infos["final_obs"] = self.rows.copy()
-            for i in np.flatnonzero(done):
-                self.rows[i] = self.envs[i].reset()[0]
-        return self.rows, np.ones(self.num_envs), done, np.zeros_like(done), infos
-
-
-def linear_model(bias=0.0):
-    """c(s, a) = t + 8 a + bias, where that is positive."""
-    model = CostModel(2, 1, hidden_sizes=(1,), output_scale=1.0)
-    hidden, last = model.net[0], model.net[-1]
-    with torch.no_grad():
-        hidden.weight.copy_(torch.tensor([[1.0, 0.0, 8.0]]))
-        hidden.bias.fill_(bias)
-        last.weight.fill_(1.0)
-    return model
-
-
-def random_model():
-    torch.manual_seed(0)
-    model = CostModel(2, 1, hidden_sizes=(8,))
-    torch.nn.init.normal_(model.net[-1].weight)
-    return model
+from .counters import NOT_REPORTED, Counter, linear_model, random_model
+from .every_space import SPACE_IDS, SPACE_PAIRS, Wander, draw_actions, model_for
 
 
 def act(value):
@@ -82,17 +32,6 @@ def play(env, values):
         if terminated or truncated:
             break
     return infos
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.obs, other.obs)
-        np.testing.assert_array_equal(one.actions, other.actions)
-        np.testing.assert_array_equal(one.costs, other.costs)
-
-
-# -- The single wrapper --------------------------------------------------------------------------
 
 
 def test_each_step_reports_its_learned_and_its_true_cost():
@@ -151,7 +90,7 @@ def test_an_env_made_again_from_its_spec_shares_the_model():
         model = linear_model()
         env = PreferenceCostWrapper(gym.make("pbcrl-test/Counter-v0"), model)
         again = gym.make(env.spec)
-        assert again.get_wrapper_attr("cost_model") is model
+        assert again.cost_model is model
         assert len(play(again, [0.0] * 3)[-1]["trajectory"]) == 2
     finally:
         del gym.registry["pbcrl-test/Counter-v0"]
@@ -301,9 +240,71 @@ def test_an_observation_of_another_shape_than_its_space_is_refused():
         env.reset()
 
 
-class Spaces(gym.Env):
-    def __init__(self, obs, action):
-        self.observation_space, self.action_space = obs, action
+# -- Spaces ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("obs_space", "action_space"), SPACE_PAIRS, ids=SPACE_IDS)
+def test_an_env_of_any_spaces_is_scored_and_recorded(obs_space, action_space):
+    model = model_for(obs_space, action_space)
+    wander = Wander(obs_space, action_space, length=3)
+    env = PreferenceCostWrapper(wander, model)
+    actions = [action for (action,) in draw_actions(action_space, 3, 1)]
+    given = [env.reset(seed=0)[0]]
+    infos = []
+    for action in actions:
+        obs, *_, info = env.step(action)
+        given.append(obs)
+        infos.append(info)
+    # Env and policy see each other as if there were no wrapper.
+    for found, expected in ((given, wander.seen), (wander.received, actions)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert one is other or (one == other if np.isscalar(one) else (one == other).all())
+    (trajectory,) = finished_trajectories(infos[-1])
+    for t in range(3):
+        seen = flatten(obs_space, wander.seen[t]).astype(np.float32)
+        np.testing.assert_array_equal(trajectory.obs[t].ravel(), seen)
+        done = flatten(action_space, actions[t]).astype(np.float32)
+        np.testing.assert_array_equal(trajectory.actions[t], done)
+    is_bytes = isinstance(obs_space, Box) and obs_space.dtype == np.uint8
+    assert trajectory.obs.dtype == (np.uint8 if is_bytes else np.float32)
+    np.testing.assert_array_equal(trajectory.costs, [0.5, 1.0, 1.5])
+    costs = model.step_cost(trajectory.obs, trajectory.actions)
+    assert costs.std() > 0
+    np.testing.assert_allclose([info["cost"] for info in infos], costs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_model_of_flat_rows_reads_an_image_flat():
+    space = Box(0, 255, (4, 3, 2), np.uint8)
+    env = PreferenceCostWrapper(Wander(space, Discrete(2), 1), CostModel(24, 2))
+    obs, _ = env.reset(seed=0)
+    trajectory = env.step(1)[-1]["trajectory"]
+    assert trajectory.layout == ((24,), 2, "uint8")
+    np.testing.assert_array_equal(trajectory.obs[0], obs.ravel())
+
+
+def test_a_discrete_action_out_of_range_is_refused_and_the_episode_goes_on():
+    space = Box(-1, 1, (2,), np.float32)
+    wander = Wander(space, Discrete(2, start=5), 2)
+    env = PreferenceCostWrapper(wander, model_for(space, wander.action_space))
+    env.reset(seed=0)
+    env.step(5)
+    with pytest.raises(ValueError, match=r"must lie in Discrete\(2, start=5\), got 7 .*goes"):
+        env.step(7)
+    trajectory = env.step(6)[-1]["trajectory"]
+    np.testing.assert_array_equal(trajectory.actions, [[1, 0], [0, 1]])
+    assert wander.received == [5, 6]
+
+
+def test_an_image_as_an_action_is_clipped_in_its_shape():
+    space = Box(-1, 1, (2, 3), np.float32)
+    wander = Wander(Discrete(2), space, 1)
+    env = PreferenceCostWrapper(wander, model_for(Discrete(2), space))
+    env.reset(seed=0)
+    with pytest.warns(UserWarning, match="clipped"):
+        trajectory = env.step(np.full((2, 3), 9.0))[-1]["trajectory"]
+    np.testing.assert_array_equal(wander.received, np.ones((1, 2, 3)))
+    np.testing.assert_array_equal(trajectory.actions, np.ones((1, 6)))
 
 
 FLAT = Box(-1, 1, (2,), np.float32)
@@ -312,26 +313,16 @@ FLAT = Box(-1, 1, (2,), np.float32)
 @pytest.mark.parametrize(
     ("obs", "action", "message"),
     [
-        (Box(0, 1, (3, 4)), FLAT, r"observation space .* 1-D Box, got Box.*wrappers.FlattenObs"),
-        (Dict(a=FLAT), FLAT, r"observation space .* 1-D Box, got Dict.*put gymnasium.wrappers.Fl"),
-        (FLAT, Discrete(3), r"action space must be a 1-D Box, got Discrete\(3\).*TransformAction"),
-        (FLAT, FLAT, r"obs_dim=2 and act_dim=1, the env has 2 and 2; use CostModel\(2, 2\)"),
+        (Dict(a=FLAT, b=Text(9)), FLAT, r"observation\['b'\] is Text.*put TransformObservation in"),
+        (FLAT, Tuple([FLAT]), r"^an action space must be a Box, .* got Tuple.*TransformAction"),
+        (FLAT, FLAT, r"obs_shape=\(2,\) and act_dim=1, the env has \(2,\) and 2; use CostModel\.f"),
+        (Box(0, 1, (3, 4)), FLAT, r"the env has \(12,\) and 2; use CostModel\.for_spaces"),
+        (Box(0, 255, (9, 9, 3), np.uint8), FLAT, r"the env has \(9, 9, 3\) and 2"),
     ],
 )
 def test_spaces_that_the_model_cannot_read_are_refused_by_name(obs, action, message):
     with pytest.raises(ValueError, match=message):
-        PreferenceCostWrapper(Spaces(obs, action), linear_model())
-
-
-def test_flatten_observation_is_the_remedy_for_a_dict():
-    class Nested(Counter):
-        observation_space = Dict(a=Counter.observation_space)
-
-        def obs(self):
-            return {"a": super().obs()}
-
-    infos = play(PreferenceCostWrapper(FlattenObservation(Nested(2)), linear_model()), [0.0, 0.0])
-    np.testing.assert_array_equal(infos[-1]["trajectory"].obs[:, 0], [0, 1])
+        PreferenceCostWrapper(Wander(obs, action, 1), linear_model())
 
 
 def test_wrapping_twice_is_refused():
@@ -340,274 +331,9 @@ def test_wrapping_twice_is_refused():
         PreferenceCostWrapper(env, linear_model())
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_wrapping_the_single_envs_and_the_vector_env_is_refused(mode):
-    envs = SyncVectorEnv(
-        [lambda: PreferenceCostWrapper(Counter(1), linear_model())], autoreset_mode=mode
-    )
-    vector = PreferenceCostVectorWrapper(envs, linear_model())
-    vector.reset(seed=0)
-    with pytest.raises(ValueError, match=r"takes one preference-cost wrapper, .* not both"):
-        vector.step(np.zeros((1, 1), np.float32))
-
-
 def test_an_env_that_resets_itself_is_refused():
     with pytest.raises(ValueError, match="put Autoreset outside this wrapper"):
         PreferenceCostWrapper(Autoreset(Counter()), linear_model())
-
-
-# -- The vector wrapper --------------------------------------------------------------------------
-
-
-def by_single_wrapper(model, row, mode):
-    """What the single wrapper records of one env for the actions that a vector env gives it."""
-    env = PreferenceCostWrapper(TimeLimit(Counter(99), LENGTHS[row]), model)
-    env.reset(seed=row)
-    found, costs, done = [], [], False
-    for action in ACTIONS[:, row]:
-        if done:
-            env.reset()
-            if mode is AutoresetMode.NEXT_STEP:  # this action is spent on the reset
-                costs.append((0.0, 0.0))
-                done = False
-                continue
-        *_, terminated, truncated, info = env.step(action)
-        done = terminated or truncated
-        found += finished_trajectories(info)
-        costs.append((info["cost"], info["true_cost"]))
-    return found, costs
-
-
-@pytest.mark.parametrize(
-    ("make", "mode"),
-    [
-        (counters, MODES[0]),
-        (counters, MODES[1]),
-        (lambda mode: counters(mode, copy=False), MODES[0]),
-        (lambda mode: counters(mode, copy=False), MODES[1]),
-        (lambda _: BatchedCounter(LENGTHS), MODES[1]),
-    ],
-    ids=["next-step", "same-step", "next-step-in-place", "same-step-in-place", "batched"],
-)
-def test_the_vector_wrapper_agrees_with_single_wrappers(make, mode):
-    model = random_model()
-    envs = PreferenceCostVectorWrapper(make(mode), model)
-    envs.reset(seed=0)
-    found = [[] for _ in LENGTHS]
-    costs = [[] for _ in LENGTHS]
-    for actions in ACTIONS:
-        *_, terminated, truncated, infos = envs.step(actions)
-        assert infos["cost"].dtype == infos["true_cost"].dtype == np.float32
-        for row in range(len(LENGTHS)):
-            costs[row].append((infos["cost"][row], infos["true_cost"][row]))
-        ended = np.flatnonzero(terminated | truncated)
-        assert ("trajectory" in infos) == (len(ended) > 0)
-        assert finished_trajectories(infos) == [infos["trajectory"][row] for row in ended]
-        for row in ended:
-            assert infos["_trajectory"][row]
-            found[row].append(infos["trajectory"][row])
-    for row in range(len(LENGTHS)):
-        expected, expected_costs = by_single_wrapper(model, row, mode)
-        assert len(expected) >= 4
-        assert_same(found[row], expected)
-        np.testing.assert_allclose(costs[row], expected_costs, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_learned_costs_are_those_of_the_recorded_rows(mode):
-    model = random_model()
-    envs = PreferenceCostVectorWrapper(counters(mode), model)
-    envs.reset(seed=0)
-    infos = [envs.step(actions)[-1] for actions in ACTIONS[:4]]
-    trajectory = infos[-1]["trajectory"][2]
-    expected = model.step_cost(trajectory.obs, trajectory.actions)
-    assert expected.std() > 0
-    np.testing.assert_allclose([i["cost"][2] for i in infos], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_worker_processes_give_the_same_trajectories():
-    found = []
-    for make in (SyncVectorEnv, AsyncVectorEnv):
-        envs = PreferenceCostVectorWrapper(counters(AutoresetMode.SAME_STEP, make), random_model())
-        envs.reset(seed=0)
-        found.append([t for a in ACTIONS[:6] for t in finished_trajectories(envs.step(a)[-1])])
-        envs.close()
-    assert len(found[0]) == 9  # 2 of three steps, 6 of one, 1 of four
-    assert_same(*found)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_single_wrappers_in_a_vector_env_are_read_by_the_same_helper(mode):
-    model = linear_model()
-    envs = SyncVectorEnv(
-        [lambda length=length: PreferenceCostWrapper(Counter(length), model) for length in (1, 2)],
-        autoreset_mode=mode,
-    )
-    envs.reset(seed=0)
-    per_step = [
-        [len(t) for t in finished_trajectories(envs.step(np.zeros((2, 1), np.float32))[-1])]
-        for _ in range(4)
-    ]
-    if mode is AutoresetMode.NEXT_STEP:
-        assert per_step == [[1], [2], [1], []]
-    else:
-        assert per_step == [[1], [1, 2], [1], [1, 2]]
-
-
-def test_a_reset_step_is_no_transition():
-    envs = PreferenceCostVectorWrapper(counters(AutoresetMode.NEXT_STEP), linear_model(bias=1.0))
-    envs.reset(seed=0)
-    ones = np.ones((3, 1), np.float32)
-    envs.step(ones)  # env 1 ends
-    infos = envs.step(ones)[-1]
-    np.testing.assert_array_equal(infos["_cost"], [True, False, True])
-    np.testing.assert_array_equal(infos["cost"], [1 + 8 + 1, 0, 1 + 8 + 1])
-    np.testing.assert_array_equal(infos["true_cost"], [1, 0, 1])
-    infos = envs.step(ones)[-1]  # env 1 ends again, one real step later
-    np.testing.assert_array_equal(infos["trajectory"][1].obs[:, 0], [0])
-
-
-def test_true_costs_stay_when_all_envs_reset_in_the_same_step():
-    envs = SyncVectorEnv([lambda: Counter(1), lambda: Counter(1)])
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    envs.reset(seed=0)
-    ones = np.ones((2, 1), np.float32)
-    infos = [envs.step(ones)[-1] for _ in range(3)]
-    np.testing.assert_array_equal([i["true_cost"] for i in infos], [[1, 1], [0, 0], [1, 1]])
-    assert [len(finished_trajectories(i)) for i in infos] == [2, 0, 2]
-
-
-def test_the_true_cost_of_a_last_step_does_not_pass_for_the_learned_one():
-    envs = SyncVectorEnv([lambda: Counter(1)], autoreset_mode=AutoresetMode.SAME_STEP)
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    envs.reset(seed=0)
-    final_info = envs.step(np.full((1, 1), 0.5, np.float32))[-1]["final_info"]
-    assert final_info["cost"][0] == 4.0
-    assert final_info["true_cost"][0] == 0.5
-
-
-def test_vector_envs_without_costs_have_no_true_cost():
-    envs = SyncVectorEnv([lambda: Counter(2, cost=NOT_REPORTED)] * 2)
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    envs.reset(seed=0)
-    infos = [envs.step(np.zeros((2, 1), np.float32))[-1] for _ in range(4)]
-    assert all("true_cost" not in info for info in infos)
-    assert [t.costs for t in infos[1]["trajectory"]] == [None, None]
-
-
-def test_the_vector_wrapper_follows_fine_tuning():
-    model = linear_model()
-    envs = PreferenceCostVectorWrapper(counters(AutoresetMode.SAME_STEP), model)
-    envs.reset(seed=0)
-    with torch.no_grad():
-        model.net[-1].weight.mul_(10)
-    infos = envs.step(np.full((3, 1), 0.5, np.float32))[-1]
-    np.testing.assert_array_equal(infos["cost"], [40.0] * 3)
-
-
-def test_vector_actions_out_of_bounds_are_clipped_with_one_warning():
-    envs = PreferenceCostVectorWrapper(counters(AutoresetMode.SAME_STEP), linear_model())
-    envs.reset(seed=0)
-    with pytest.warns(UserWarning, match=r"clipped, .*gymnasium.wrappers.vector.ClipAction"):
-        infos = envs.step(np.array([[2.0], [-3.0], [0.5]], np.float32))[-1]
-    np.testing.assert_array_equal(infos["true_cost"], [1.0, 1.0, 0.5])
-    np.testing.assert_array_equal(infos["trajectory"][1].actions, [[-1.0]])
-    envs.step(np.full((3, 1), 5.0, np.float32))  # warnings are errors: there is no second one
-
-
-def test_a_reset_of_all_envs_drops_what_is_unfinished():
-    envs = PreferenceCostVectorWrapper(counters(AutoresetMode.NEXT_STEP), random_model())
-    runs = []
-    for _ in range(2):  # the second one starts while env 1 waits for its automatic reset
-        envs.reset(seed=0)
-        runs.append([t for a in ACTIONS[:5] for t in finished_trajectories(envs.step(a)[-1])])
-    assert len(runs[0]) == 5  # 1 of three steps, 3 of one, 1 of four
-    assert_same(*runs)
-
-
-def test_resetting_some_of_the_envs_is_refused():
-    envs = PreferenceCostVectorWrapper(counters(AutoresetMode.NEXT_STEP), linear_model())
-    with pytest.raises(ValueError, match=r"for all of them at once, .*reset_mask.*leave it out"):
-        envs.reset(options={"reset_mask": np.array([True, False, False])})
-
-
-def test_disabled_autoreset_is_refused():
-    with pytest.raises(ValueError, match=r"got AutoresetMode.DISABLED; make them with .*NEXT_STEP"):
-        PreferenceCostVectorWrapper(counters(AutoresetMode.DISABLED), linear_model())
-
-
-def test_an_unknown_autoreset_mode_is_refused():
-    envs = counters(AutoresetMode.NEXT_STEP)
-    del envs.metadata["autoreset_mode"]
-    with pytest.raises(ValueError, match=r"'autoreset_mode'\] of .* not set; set it to Autoreset"):
-        PreferenceCostVectorWrapper(envs, linear_model())
-
-
-def test_vector_spaces_are_refused_with_the_remedy_for_vector_envs():
-    class Image(Counter):
-        observation_space = Box(0, 1, (3, 4))
-
-    with pytest.raises(ValueError, match=r"gymnasium.wrappers.vector.FlattenObservation inside"):
-        PreferenceCostVectorWrapper(SyncVectorEnv([Image]), linear_model())
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("broken", "message"),
-    [
-        ({"obs": {2: np.nan}}, "^obs must be finite, got nan at step 2 of an episode in env 1; m"),
-        ({"obs": {3: np.nan}}, "^obs must be finite, got nan at step 3 of an episode in env 1; m"),
-        ({"obs": {0: np.inf}}, "^obs must be finite, got inf at reset in env 1; mend"),
-        ({"reward": {3: np.inf}}, "^reward must be finite, got inf at step 3 of an episode in env"),
-        (
-            {"cost": {3: np.nan}},
-            "^cost must be finite, got nan at step 3 of an episode in env 1; mend",
-        ),
-    ],
-)
-def test_a_broken_env_among_many_is_named(mode, broken, message):
-    envs = SyncVectorEnv([Counter, lambda: Counter(**broken)], autoreset_mode=mode)
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    with pytest.raises(NonFiniteError, match=message):  # noqa: PT012 - it may be at any step
-        envs.reset(seed=0)
-        for _ in range(3):
-            envs.step(np.zeros((2, 1), np.float32))
-    with pytest.raises(ResetNeeded, match="after an error"):
-        envs.step(np.zeros((2, 1), np.float32))
-
-
-class BadSecondReset(Counter):
-    def reset(self, *, seed=None, options=None):
-        self.bad_obs = {0: np.nan} if self.received else {}
-        return super().reset(seed=seed, options=options)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_bad_observation_of_an_automatic_reset_is_told_from_one_of_a_step(mode):
-    envs = SyncVectorEnv([Counter, lambda: BadSecondReset(1)], autoreset_mode=mode)
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    envs.reset(seed=0)
-    zeros = np.zeros((2, 1), np.float32)
-    if mode is AutoresetMode.NEXT_STEP:
-        envs.step(zeros)
-    with pytest.raises(NonFiniteError, match="got nan at reset in env 1"):
-        envs.step(zeros)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("silent_at", [1, 3])
-def test_costs_from_some_envs_only_are_refused(mode, silent_at):
-    envs = SyncVectorEnv(
-        [Counter, lambda: Counter(cost={silent_at: None})],
-        autoreset_mode=mode,
-    )
-    envs = PreferenceCostVectorWrapper(envs, linear_model())
-    envs.reset(seed=0)
-    zeros = np.zeros((2, 1), np.float32)
-    for _ in range(silent_at - 1):
-        envs.step(zeros)
-    with pytest.raises(MissingCostError, match=r"env\(s\) \[1\] of 2 reported none; set info"):
-        envs.step(zeros)
 
 
 def test_an_episode_that_a_diverged_simulation_cut_short_is_not_handed_out():
@@ -624,31 +350,6 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_not_handed_out():
     assert lengths == [[], [3]]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_vector_env_hands_out_whole_episodes_and_none_that_diverged(mode):
-    """Env 0 diverges in its second step; env 1, beside it, ends an episode in every step."""
-    envs = SyncVectorEnv(
-        [lambda: Counter(3, diverges_at=2), lambda: Counter(1)], autoreset_mode=mode
-    )
-    wrapped = PreferenceCostVectorWrapper(envs, random_model())
-    wrapped.reset(seed=0)
-    lengths, diverged = [], []
-    for _ in range(6):
-        *_, infos = wrapped.step(np.full((2, 1), 0.5, np.float32))
-        handed_out = infos.get("trajectory", [None, None])
-        lengths.append([None if t is None else len(t) for t in handed_out])
-        diverged.append(diverged_envs(infos, 2).tolist())
-        if "final_info" in infos:  # the true cost, 0.5, does not pass for the learned one
-            assert (infos["final_info"]["cost"][infos["_final_info"]] != 0.5).all()
-    assert diverged == [[t == 1, False] for t in range(6)]
-    if mode is AutoresetMode.SAME_STEP:
-        assert [own for own, _ in lengths] == [None, None, None, None, 3, None]
-        assert [other for _, other in lengths] == [1] * 6
-    else:
-        assert [own for own, _ in lengths] == [None, None, None, None, None, 3]
-        assert [other for _, other in lengths] == [1, None] * 3
-
-
 # -- Horizon and ensembles -------------------------------------------------------------------
 
 
@@ -657,27 +358,17 @@ def test_an_env_of_another_time_limit_than_the_learned_limit_s_is_refused():
     env.spec = EnvSpec("Counter-v0", max_episode_steps=20)
     with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
         PreferenceCostWrapper(env, CostModel(2, 1, horizon=10))
-    envs = BatchedCounter([3, 3])
-    envs.spec = env.spec
-    with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
-        PreferenceCostVectorWrapper(envs, CostModel(2, 1, horizon=10))
     PreferenceCostWrapper(env, CostModel(2, 1, horizon=20))
 
 
 def test_an_episode_that_passes_the_horizon_is_found_out_in_the_step_that_does():
-    """Where no env tells its time limit; every env counts for itself."""
+    """Where no env tells its time limit."""
     env = PreferenceCostWrapper(Counter(9), CostModel(2, 1, horizon=2))
     env.reset()
     for _ in range(2):
         env.step(act(0.5))
     with pytest.raises(ValueError, match=r"learned on: 2, got a trajectory of 3; .* prorate\(3\)"):
         env.step(act(0.5))
-    envs = PreferenceCostVectorWrapper(BatchedCounter([1, 9]), CostModel(2, 1, horizon=2))
-    envs.reset(seed=0)
-    for _ in range(2):
-        envs.step(np.zeros((2, 1), np.float32))
-    with pytest.raises(ValueError, match="learned on: 2, got a trajectory of 3"):
-        envs.step(np.zeros((2, 1), np.float32))
 
 
 def test_episodes_that_end_before_the_horizon_are_judged():
