@@ -4,6 +4,7 @@
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter.
 # `make parity` compares the robot tasks with the real Safety-Gymnasium, which has an environment of
 # its own; PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11.
+# `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
 PYTHON ?= python3
 ENV_ID ?= SafetyPointButton1-v0
 ARGS ?=
@@ -16,7 +17,13 @@ PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
 PARITY_READY := $(PARITY_VENV)/.ready
 
-.PHONY: run test test-fast lint parity bench toy driving pictures env parity-env clean
+# The oldest one, and the first whose vector envs say when they reset themselves.
+GYMNASIUMS := 0.28.1 1.1.0
+# With the oldest goes the oldest NumPy, where Python still has it.
+WITH_0.28.1 := "numpy==1.26.4; python_version < '3.13'"
+
+.PHONY: run test test-fast test-gymnasium lint parity bench toy driving pictures env parity-env clean
+.PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
@@ -26,6 +33,11 @@ test: env lint
 
 test-fast: env
 	$(BIN)/pytest -m "not slow" $(ARGS)
+
+test-gymnasium: $(GYMNASIUMS:%=test-gymnasium-%)
+
+test-gymnasium-%: $(VENV)-gymnasium-%/.ready
+	PYTHONPATH=$(CURDIR)/$(VENV)-gymnasium-$* $(BIN)/pytest -m "not slow" $(ARGS) tests/test_*.py
 
 lint: env
 	$(BIN)/ruff check .
@@ -58,6 +70,13 @@ $(READY): pyproject.toml .ci/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint .ci/constraints.txt --editable ".[dev]"
 	touch $@
 
+# Only what differs, to stand before the packages of $(VENV): a second PyTorch would take minutes.
+$(VENV)-gymnasium-%/.ready: $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) gymnasium==$* $(WITH_$*)
+	PYTHONPATH=$(CURDIR)/$(@D) $(BIN)/python -c "import gymnasium; assert gymnasium.__version__ == '$*'"
+	touch $@
+
 parity-env: $(PARITY_READY)
 
 $(PARITY_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt
@@ -70,4 +89,4 @@ $(PARITY_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PARITY_VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-gymnasium-* $(PARITY_VENV) build *.egg-info

@@ -3,7 +3,8 @@
 The pieces, in the order in which data flows through them; each can be used alone:
 
 - `PreferenceCostWrapper`, `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]` of
-  any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`).
+  any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`), with
+  observations and actions as rows (`obs_rows`, `action_rows`).
 - An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` does from true costs, a person
   from looking.
 - `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
@@ -28,6 +29,7 @@ from pbcrl.errors import (
     StorageError,
 )
 from pbcrl.trajectory import Label, PairBatch, Query, Trajectory, cut_segments
+from pbcrl.spaces import act_dim_of, action_rows, obs_rows, obs_shape_of
 from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.dead_zone import DeadZone
 from pbcrl.lagrange import (
@@ -114,6 +116,8 @@ __all__ = [
     "TrajectoryRecorder",
     "TrajectoryWriter",
     "accuracy",
+    "act_dim_of",
+    "action_rows",
     "auroc",
     "balanced_accuracy",
     "base_rate",
@@ -129,6 +133,8 @@ __all__ = [
     "finished_trajectories",
     "load_cost_model",
     "load_tensors",
+    "obs_rows",
+    "obs_shape_of",
     "pair_accuracy",
     "pbci_loss",
     "preference_calibration_error",

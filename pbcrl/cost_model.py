@@ -16,12 +16,12 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Box, Space
-from gymnasium.spaces.utils import flatdim
+from gymnasium.spaces import Space
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError
+from pbcrl.spaces import act_dim_of, obs_shape_of
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
 
@@ -325,19 +325,18 @@ class CostModel(LearnedCost):
     ) -> CostModel:
         """Make the model that fits the spaces of a single env.
 
-        A uint8 `Box` with three axes is an image; all else is flat, as
-        `gymnasium.spaces.utils.flatten` has it.
+        A uint8 `Box` with three axes is an image; all else is flat, as `obs_rows` and
+        `action_rows` lay it out.
 
         Args:
             observation_space: Of one env, not of a batch.
             action_space: Likewise.
             **options: As of the constructor.
+
+        Raises:
+            ValueError: If a space has no fixed length.
         """
-        space = observation_space
-        image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
-        obs_shape = space.shape if image else (flatdim(space),)
-        assert obs_shape is not None
-        return cls(obs_shape, flatdim(action_space), **options)
+        return cls(obs_shape_of(observation_space), act_dim_of(action_space), **options)
 
     @property
     def learned_limit(self) -> float:

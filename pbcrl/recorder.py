@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.errors import MissingCostError
-from pbcrl.trajectory import FloatArray, ObsArray, Trajectory
+from pbcrl.trajectory import FloatArray, Trajectory
 
 BoolArray = NDArray[np.bool_]
 
@@ -233,7 +233,7 @@ class TrajectoryRecorder:
         self, *, obs_shape: tuple[int, ...], act_dim: int, dtype: type[np.float32 | np.uint8]
     ) -> None:
         rows = (len(self.lengths), _FIRST_CAPACITY)
-        self._obs: ObsArray = np.empty((*rows, *obs_shape), dtype)
+        self._obs: NDArray[Any] = np.empty((*rows, *obs_shape), dtype)
         self._actions = np.empty((*rows, act_dim), np.float32)
         self._costs = np.empty(rows, np.float32)
 

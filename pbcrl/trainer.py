@@ -98,6 +98,7 @@ class CostModelTrainer:
         self._rng = rng
         self._warned_of_runaway = False
         self._warned_of_segments = False
+        self._warned_of_lengths = False
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats.
@@ -159,6 +160,7 @@ class CostModelTrainer:
                     "those of the best evaluation"
                 )
         train.check_trainable()
+        self._warn_of_lengths(train)
         valid.check_labelled()
         self._warn_of_segments(train)
         best = self.evaluate(valid)
@@ -210,6 +212,7 @@ class CostModelTrainer:
         """
         buffer.check_trainable()
         self._warn_of_segments(buffer)
+        self._warn_of_lengths(buffer)
         if not 1 <= num_new <= len(buffer):
             raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
         num_old = len(buffer) - num_new
@@ -313,6 +316,22 @@ class CostModelTrainer:
             RuntimeWarning,
             stacklevel=3,
         )
+
+    def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
+        if self._warned_of_lengths or self.model.learned_limit != 0:  # one of costs above 0
+            return
+        lengths = [len(trajectory) for trajectory in buffer.trajectories]
+        if min(lengths) < max(lengths):
+            self._warned_of_lengths = True
+            warnings.warn(
+                f"episodes differ in length, from {min(lengths)} to {max(lengths)} steps, and a "
+                "step may have a negative learned cost: an agent may then pay for unsafe steps by "
+                "ending its episodes later, or avoid the limit by ending them early; if it can, "
+                "use output='softplus', or fill up ended episodes to the time limit "
+                "(docs/environments.md)",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _warn_of_runaway(self, cost_std: float) -> None:
         # Above `max_std` the variance term has no gradient. Separable labels alone may spread the

@@ -8,7 +8,6 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from pbcrl.cost_model import CostModel
-from pbcrl.spaces import act_dim_of, obs_shape_of
 
 OBS_SPACES = {
     "Box": Box(-1, 1, (3,), np.float32),
@@ -66,9 +65,11 @@ class Wander(gym.Env):
 
 def model_for(obs_space, action_space):
     torch.manual_seed(0)
-    shape = obs_shape_of(obs_space)
-    model = CostModel(int(np.prod(shape)), act_dim_of(action_space), hidden_sizes=(8,))
-    torch.nn.init.normal_(model.net[-1].weight)
+    model = CostModel.for_spaces(obs_space, action_space, hidden_sizes=(8,))
+    with torch.no_grad():
+        for weights in model.parameters():
+            if not weights.any():  # the last layer starts at zero
+                weights.normal_()
     return model
 
 

@@ -11,9 +11,12 @@ import torch
 import pbcrl
 from pbcrl import cost_model_report
 
+from .every_space import ACTION_SPACES, OBS_SPACES
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
+SHOW_VECTOR_ENVS = ["index.md", "driving.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -169,6 +172,39 @@ def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     assert set(re.findall(r"(?<!-)--([a-z][a-z-]+)", read(page))) <= known
 
 
+# -- Spaces and versions ---------------------------------------------------------------------
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def versions_tested() -> list[str]:
+    """Of Gymnasium: those that the Makefile puts before the pinned one, and the pinned one."""
+    (older,) = re.findall(r"^GYMNASIUMS := (.*)$", read(ROOT / "Makefile"), re.MULTILINE)
+    pins = read(ROOT / ".ci" / "constraints.txt")
+    return [*older.split(), *re.findall(r"^gymnasium==(.*)$", pins, re.MULTILINE)]
+
+
+def test_the_table_of_spaces_and_versions_is_what_ci_runs():
+    page = section(read(ROOT / "docs" / "environments.md"), "What is tested on which Gymnasium")
+    assert f"| space | as | {' | '.join(versions_tested())} |" in page
+    expected = []
+    for name in OBS_SPACES:
+        role = "observation, action" if name in ACTION_SPACES else "observation"
+        old = [numbers(version) < (1, 1) for version in versions_tested()]
+        expected.append([name, role, *["single" if is_old else "single, vector" for is_old in old]])
+    assert rows(page) == expected
+
+
+def test_both_ends_of_the_range_of_gymnasium_are_tested():
+    pins = re.findall(r'"gymnasium>=([\d.]+),<(\d+)"', read(ROOT / "pyproject.toml"))
+    ((oldest, excluded),) = pins
+    assert versions_tested()[0] == oldest
+    assert numbers(versions_tested()[-1])[0] == int(excluded) - 1
+    assert "make test-gymnasium" in read(ROOT / ".ci" / "run").splitlines()
+
+
 # -- Code and links --------------------------------------------------------------------------
 
 
@@ -185,6 +221,8 @@ def one_thread():
 @pytest.mark.usefixtures("one_thread")
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     """Top to bottom in one namespace; `<!-- not run: why -->` above a block leaves it out."""
+    if page.name in SHOW_VECTOR_ENVS:
+        pytest.importorskip("gymnasium", "1.1", reason="autoreset modes came with Gymnasium 1.1")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     block = re.compile(r"(<!-- not run: .+ -->\n+)?^```python\n(.*?)^```$", re.M | re.S)
