@@ -511,12 +511,6 @@ def train(args: Args) -> Path:
                     f"{path} has a horizon of {dataset.horizon} steps, {args.env_id} one of "
                     f"{horizon_of(base_envs)}; collect a dataset anew"
                 )
-            shortest, longest = dataset.lengths.min(), dataset.lengths.max()
-            if shortest < longest:
-                run.say(
-                    f"   warning: episodes last {shortest} to {longest} steps; a learned cost is "
-                    "signed, so that how long an episode lasts counts in it, and so does ending it"
-                )
 
             # -- Phase 2: label --------------------------------------------------------------------
             # Split by trajectory, since splitting by pair would leak. The test episodes are never

@@ -16,6 +16,7 @@ def rows(folder):
 
 # Twenty random episodes may all be unsafe.
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:episodes differ in length:UserWarning")
 def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts, tmp_path):
     options = {"env_id": "DrivingLaneChange-v0", "runs_dir": str(tmp_path), **SMALL}
     options["cost_limit"] = 15.0  # hardly a random episode keeps to the task's own
