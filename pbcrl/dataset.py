@@ -16,9 +16,11 @@ import operator
 import os
 import shutil
 import struct
+import sys
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, final, overload
 
@@ -26,10 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbcrl.errors import MismatchError, StorageError
+from pbcrl.journal import Journal, read_journal
 from pbcrl.storage import (
     check_format,
     corrupt,
-    read_bytes,
+    open_regular,
+    read_small,
     sync_folder,
     unreadable,
     unwritable,
@@ -43,7 +47,12 @@ _logger = logging.getLogger(__name__)
 _FORMAT = "pbcrl-trajectories"
 _VERSION = 2  # version 1 knew float32 vectors only, by their `obs_dim`
 _OBS_DTYPES = ("<f4", "|u1")
+_UNFINISHED = "pbcrl-unfinished-trajectories"
+_JOURNAL = "journal.jsonl"
 _FILES = {"meta.json", "obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy"}
+_FILES |= {_JOURNAL}  # in an unfinished one; a kill just after the renaming leaves it behind
+_LEFTOVER = "meta.json.*.partial"  # of a run that was killed while it wrote meta.json
+_FROM_FIRST = ("obs_dtype", "has_costs")  # what the first trajectory decides
 _MAX_AXES = 8  # of an observation
 _HEADER_BYTES = 256  # of each .npy file: fixed, as the number of rows is filled in at the end
 
@@ -54,9 +63,13 @@ class TrajectoryWriter:
 
     The first `capacity` trajectories are all kept, in order; later ones replace a random one
     (reservoir sampling, Algorithm R), so that every trajectory of the run is equally likely to be
-    in the sample. Rows go to disk at once, into `<path>.partial`; `close` renames that to `path`.
-    Leaving the `with` block closes, also by an exception or Ctrl-C: what was collected is kept.
-    One writer per path: the partial folder of a killed run is replaced.
+    in the sample. Leaving the `with` block closes, also by an exception or Ctrl-C: what was
+    collected is kept.
+
+    Nothing is lost to a killed process either. Rows go to disk at once, into `<path>.partial`, and
+    then one line of a journal there says so; the row that is replaced stays until then. `close`
+    completes the files and renames the folder to `path`. What a killed run left is finished by
+    `TrajectoryDataset.recover`, or continued by `resume=True`; no other writer replaces it.
 
     Args:
         path: The folder to make; missing parents are made.
@@ -66,11 +79,16 @@ class TrajectoryWriter:
         horizon: Steps of the longest possible trajectory.
         capacity: Trajectories to keep.
         rng: Draws which ones.
-        overwrite: Replace the dataset at `path` on closing; the old one stays until then.
+        overwrite: Replace the dataset at `path` on closing; the old one stays until then. What a
+            killed run left in `<path>.partial` is replaced at once.
+        resume: Continue what a killed run left in `<path>.partial`, if there is anything.
 
     Raises:
         ValueError: If a size is below 1.
-        StorageError: If `path` exists, or the folder cannot be written.
+        StorageError: If `path` exists, a killed run left trajectories there, another writer is at
+            work there, or the folder cannot be written.
+        CorruptFileError, FormatVersionError: If what is to be continued is damaged.
+        MismatchError: If what is to be continued has another env, other sizes or another capacity.
     """
 
     def __init__(
@@ -84,6 +102,7 @@ class TrajectoryWriter:
         capacity: int = 10_000,
         rng: np.random.Generator,
         overwrite: bool = False,
+        resume: bool = False,
     ) -> None:
         shape = [operator.index(size) for size in obs_shape]  # of NumPy's integers, too
         if not shape or min(*shape, act_dim, horizon, capacity) < 1:
@@ -94,20 +113,27 @@ class TrajectoryWriter:
             )
         self.path = Path(path)
         """Where the dataset will be."""
-        self._partial = self.path.with_name(f"{self.path.name}.partial")
         self._meta = _Meta(env_id, shape, act_dim, horizon)
-        self._lengths = np.zeros(capacity, np.int64)  # 0: the row is free, or torn by an interrupt
-        self._episodes = np.zeros(capacity, np.int64)
-        self._written = np.zeros(capacity, np.int64)  # steps of the row that were ever written
+        self._capacity = capacity
         self._rng, self._overwrite, self._closed = rng, overwrite, False
         self._check_target()
+        self._rows = _Rows(_partial(self.path))
         try:
-            if self._partial.exists():
-                _logger.info("replacing %s, left by a run that was killed", self._partial)
-                shutil.rmtree(self._partial)
-            self._partial.mkdir(parents=True)
-        except OSError as error:
-            raise unwritable(self._partial, error) from error
+            if resume and self._rows.about is not None:
+                self._resume(self._rows.about)
+            elif self._rows.kept and not overwrite:
+                raise StorageError(
+                    f"a killed run left {len(self._rows.kept)} trajectories in {self._rows.folder}"
+                    f", which a new dataset must not replace: finish that one by "
+                    f"TrajectoryDataset.recover({str(self.path)!r}), go on with it by resume=True, "
+                    "or remove the folder"
+                )
+            else:
+                self._rows.clear()
+            self._check_target()  # again: a writer that was at work before us may have finished
+        except BaseException:
+            self._rows.close()
+            raise
 
     @property
     def seen(self) -> int:
@@ -120,7 +146,8 @@ class TrajectoryWriter:
         Raises:
             ValueError: If its shapes, the dtype of its observations, its length or having costs
                 does not fit the dataset.
-            StorageError: If the writer is closed, or the disk is full.
+            StorageError: If the writer is closed, or the disk is full; then the trajectory is not
+                in the dataset, and those before it are.
         """
         if self._closed:
             raise StorageError(
@@ -128,25 +155,18 @@ class TrajectoryWriter:
                 "write a new one to another path"
             )
         self._check(trajectory)
-        number, capacity = self.seen, len(self._lengths)
-        if number == 0:
+        number = self.seen
+        self._meta.seen += 1
+        if self._rows.about is None:
             self._meta.has_costs = trajectory.costs is not None
             self._meta.obs_dtype = "|u1" if trajectory.obs.dtype == np.uint8 else "<f4"
-        self._meta.seen += 1
-        slot = number if number < capacity else int(self._rng.integers(number + 1))
-        if slot >= capacity:
-            return
-        self._lengths[slot] = 0
-        self._episodes[slot] = number
-        steps = self._written[slot] = max(self._written[slot], len(trajectory))
-        try:
-            for name, (dtype, shape) in self._meta.step_arrays().items():
-                row = np.zeros((steps, *shape[1:]), dtype)
-                row[: len(trajectory)] = getattr(trajectory, name)
-                self._write_row(name, slot, row.tobytes(), row_bytes=_array_bytes(dtype, shape))
-        except OSError as error:
-            raise unwritable(self._partial, error) from error
-        self._lengths[slot] = len(trajectory)
+            self._rows.begin(self._meta.about() | {"capacity": self._capacity})
+        place = number if number < self._capacity else int(self._rng.integers(number + 1))
+        if place < self._capacity:
+            replaced = place if number >= self._capacity else None
+            self._rows.add(trajectory, self._meta, episode=number, replaced=replaced)
+        else:
+            self._rows.skip(episode=number)
 
     def close(self) -> None:
         """Finish the dataset and put it at `path`; a second call does nothing.
@@ -158,18 +178,22 @@ class TrajectoryWriter:
         if self._closed:
             return
         self._closed = True
-        if not self._lengths.any():
-            shutil.rmtree(self._partial, ignore_errors=True)
+        if not self._rows.kept:
+            self._rows.remove()
             raise StorageError(
                 "a dataset needs at least one finished episode, but none was added to "
                 f"{self.path}; collect for longer than one episode"
             )
         try:
-            self._fill_gaps()
+            self._rows.fill_gaps(self._meta)
             self._describe()
+            if sys.platform == "win32":  # where no folder with an open file can be moved
+                self._rows.close()
             self._publish()
         except OSError as error:
-            raise unwritable(self._partial, error) from error
+            raise unwritable(self._rows.folder, error) from error
+        finally:
+            self._rows.close()
 
     def __enter__(self) -> TrajectoryWriter:
         return self
@@ -202,6 +226,23 @@ class TrajectoryWriter:
                 f"{', '.join(foreign)}; move that away, or choose another path"
             )
 
+    def _resume(self, found: Mapping[str, Any]) -> None:
+        meta = self._meta
+        if found.get("obs_dtype") not in _OBS_DTYPES or type(found.get("has_costs")) is not bool:
+            raise corrupt(self._rows.folder / _JOURNAL, "line 2 describes no dataset")
+        meta.obs_dtype, meta.has_costs = found["obs_dtype"], found["has_costs"]
+        asked = meta.about() | {"capacity": self._capacity}
+        if differing := [name for name in asked if found.get(name) != asked[name]]:
+            raise MismatchError(
+                f"a dataset is continued as it was begun, but {', '.join(differing)} of "
+                f"{self._rows.folder} differ from what was asked: "
+                f"{[found.get(name) for name in differing]} and "
+                f"{[asked[name] for name in differing]}; repeat the first run's arguments, or "
+                "choose another path"
+            )
+        self._rows.drop_torn(meta)
+        meta.seen = self._rows.seen
+
     def _check(self, trajectory: Trajectory) -> None:
         meta = self._meta
         found = (trajectory.obs.shape[1:], trajectory.actions.shape[1])
@@ -211,7 +252,7 @@ class TrajectoryWriter:
                 f"the trajectories of {self.path} have obs_shape {expected[0]} and act_dim "
                 f"{expected[1]}, got {found[0]} and {found[1]}; write another env to another path"
             )
-        if self.seen and trajectory.obs.dtype != meta.obs_dtype:
+        if self._rows.about is not None and trajectory.obs.dtype != meta.obs_dtype:
             raise ValueError(
                 f"all trajectories of {self.path} have observations of one dtype, but this one has "
                 f"{trajectory.obs.dtype} and the first had {np.dtype(meta.obs_dtype)}; record "
@@ -222,46 +263,30 @@ class TrajectoryWriter:
                 f"the trajectories of {self.path} have at most {meta.horizon} steps, got "
                 f"{len(trajectory)}; open the writer with a longer horizon"
             )
-        if self.seen and meta.has_costs != (trajectory.costs is not None):
+        if self._rows.about is not None and meta.has_costs != (trajectory.costs is not None):
             raise ValueError(
                 f"all trajectories of {self.path} have costs or none has, but this one differs "
                 "from the first; record info['cost'] in every episode, or in none"
             )
 
-    def _write_row(self, name: str, slot: int, row: bytes, *, row_bytes: int) -> None:
-        path = self._partial / f"{name}.npy"
-        path.touch()
-        with open(path, "r+b", buffering=0) as file:
-            file.seek(_HEADER_BYTES + slot * row_bytes)
-            write_all(file, row)
-
-    def _fill_gaps(self) -> None:
-        """Move the last rows into the places of torn ones, so that the first `count` are whole."""
-        whole = np.flatnonzero(self._lengths)
-        count = self._meta.count = len(whole)
-        gaps, moved = np.flatnonzero(self._lengths[:count] == 0), whole[whole >= count]
-        for name, (dtype, shape) in self._meta.step_arrays().items():
-            row_bytes = _array_bytes(dtype, shape)
-            for gap, last in zip(gaps.tolist(), moved.tolist(), strict=True):
-                with open(self._partial / f"{name}.npy", "rb") as file:
-                    file.seek(_HEADER_BYTES + last * row_bytes)
-                    row = file.read(row_bytes).ljust(row_bytes, b"\0")  # the file's end is a hole
-                self._write_row(name, gap, row, row_bytes=row_bytes)
-        self._lengths[gaps], self._episodes[gaps] = self._lengths[moved], self._episodes[moved]
-
     def _describe(self) -> None:
         """Complete the .npy files, now that the number of their rows is known, and add the meta."""
-        meta = self._meta
-        for name, numbers in (("lengths", self._lengths), ("episodes", self._episodes)):
-            self._write_row(name, 0, numbers[: meta.count].astype("<i8").tobytes(), row_bytes=0)
+        meta, folder = self._meta, self._rows.folder
+        kept = sorted(self._rows.kept, key=lambda row: row.row)
+        meta.count = len(kept)
+        for name, numbers in (
+            ("lengths", [row.steps for row in kept]),
+            ("episodes", [row.episode for row in kept]),
+        ):
+            _write_at(folder / f"{name}.npy", _HEADER_BYTES, np.array(numbers, "<i8").tobytes())
         for name, (dtype, shape) in meta.arrays().items():
-            path = self._partial / f"{name}.npy"
+            path = folder / f"{name}.npy"
             with open(path, "r+b", buffering=0) as file:
                 write_all(file, _npy_header(dtype, shape))
                 file.truncate(_file_bytes(dtype, shape))
                 os.fsync(file.fileno())
             meta.crc32[name] = _crc32(path)
-        write_atomically(self._partial / "meta.json", meta.to_json().encode())
+        write_atomically(folder / "meta.json", meta.to_json().encode())
 
     def _publish(self) -> None:
         """Move the folder to its place; an older dataset there goes only now."""
@@ -269,9 +294,177 @@ class TrajectoryWriter:
         if self._overwrite and self.path.exists():
             shutil.rmtree(replaced, ignore_errors=True)
             os.rename(self.path, replaced)
-        os.rename(self._partial, self.path)
+        os.rename(self._rows.folder, self.path)
         sync_folder(self.path.parent)
+        (self.path / _JOURNAL).unlink()  # not before: it is what a recovery reads
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A trajectory that is wholly on disk."""
+
+    row: int
+    """Where in the arrays it is."""
+    episode: int
+    """Its serial number in the run."""
+    steps: int
+    data_crc32: int
+    """Checksum of its steps, array by array: a power cut may keep the journal and lose the row."""
+
+
+class _Rows:
+    """The folder of an unfinished dataset: rows of steps, and a journal of those that are whole.
+
+    A row counts from the moment that its line is in the journal. A replacement goes into a row that
+    is free, and the same line gives up the row that it replaces, so that nothing is ever missing
+    but the trajectory that is just being written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+        if foreign := {name for name in names - _FILES if not fnmatch(name, _LEFTOVER)}:
+            raise StorageError(
+                f"an unfinished dataset is alone in its folder, but {folder} holds "
+                f"{', '.join(sorted(foreign))}; move that away, or choose another path"
+            )
+        self._journal = Journal(folder / _JOURNAL, kind=_UNFINISHED)
+        self.kept: list[_Row] = []
+        """The trajectories of the sample, each at its place in the reservoir."""
+        self.about: dict[str, Any] | None = None
+        """What the dataset will be; None until it has a first trajectory."""
+        self.seen = 0
+        self._free: list[int] = []
+        self._written: list[int] = []  # steps of each row that were ever written
+        try:
+            for leftover in folder.glob(_LEFTOVER):
+                leftover.unlink()
+            self._replay()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, about: dict[str, Any]) -> None:
+        self._journal.append([about], sync=False)
+        self.about = about
+
+    def skip(self, *, episode: int) -> None:
+        """Count a trajectory that is not kept."""
+        self._journal.append([{"episode": episode}], sync=False)
+
+    def add(
+        self, trajectory: Trajectory, meta: _Meta, *, episode: int, replaced: int | None
+    ) -> None:
+        """Write a trajectory; with `replaced`, into that place of the reservoir."""
+        if not self._free:
+            self._free.append(len(self._written))
+            self._written.append(0)
+        row = self._free[-1]  # free until all of it is on disk
+        steps = self._written[row] = max(self._written[row], len(trajectory))
+        data_crc32 = 0
+        try:
+            for name, (dtype, shape) in meta.step_arrays().items():
+                rows = np.zeros((steps, *shape[1:]), dtype)
+                rows[: len(trajectory)] = getattr(trajectory, name)
+                data_crc32 = zlib.crc32(rows[: len(trajectory)].tobytes(), data_crc32)
+                at = _HEADER_BYTES + row * _array_bytes(dtype, shape)
+                _write_at(self.folder / f"{name}.npy", at, rows.tobytes())
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+        new = _Row(row, episode, len(trajectory), data_crc32)
+        if replaced is None or replaced >= len(self.kept):  # a full disk left a place empty
+            self._commit(new, None)
+            self._free.pop()
+            self.kept.append(new)
+        else:
+            old = self.kept[replaced]
+            self._commit(new, old)
+            self._free[-1] = old.row
+            self.kept[replaced] = new
+
+    def fill_gaps(self, meta: _Meta) -> None:
+        """Move the last rows into free ones, so that the first `len(kept)` are whole."""
+        gaps = sorted(set(range(len(self.kept))) - {row.row for row in self.kept})
+        moved = [i for i, row in enumerate(self.kept) if row.row >= len(self.kept)]
+        for gap, i in zip(gaps, moved, strict=True):
+            old = self.kept[i]
+            for name, (dtype, shape) in meta.step_arrays().items():
+                path, row_bytes = self.folder / f"{name}.npy", _array_bytes(dtype, shape)
+                with open(path, "rb") as file:
+                    file.seek(_HEADER_BYTES + old.row * row_bytes)
+                    data = file.read(row_bytes).ljust(row_bytes, b"\0")  # the file's end is a hole
+                _write_at(path, _HEADER_BYTES + gap * row_bytes, data)
+            self.kept[i] = replace(old, row=gap)
+            self._commit(self.kept[i], old)
+
+    def drop_torn(self, meta: _Meta) -> None:
+        """Forget rows that never reached the disk, as only a power cut can bring about."""
+        torn = {row for row in self.kept if self._data_crc32(row, meta) != row.data_crc32}
+        if torn:
+            _logger.warning("%d rows of %s never reached the disk", len(torn), self.folder)
+        self.kept = [row for row in self.kept if row not in torn]
+        self._free += [row.row for row in torn]
+        self._written = [meta.horizon] * len(self._written)
+
+    def clear(self) -> None:
+        """Start afresh; the journal goes first, so that no line of it speaks of rows to come."""
+        self._journal.clear()
+        try:
+            for name in _FILES - {_JOURNAL}:
+                (self.folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+        self.kept, self.about, self.seen, self._free, self._written = [], None, 0, [], []
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def remove(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _commit(self, new: _Row, old: _Row | None) -> None:
+        replaces = None if old is None else old.row
+        self._journal.append([asdict(new) | {"replaces": replaces}], sync=False)
+
+    def _replay(self) -> None:
+        if not self._journal.entries:
+            return
+        self.about, *entries = self._journal.entries
+        kept: dict[int, _Row] = {}
+        for number, entry in enumerate(entries, start=3):
+            try:
+                replaces = entry.pop("replaces", None)
+                row = _Row(**entry) if "row" in entry else _Row(0, entry["episode"], 1, 0)
+                # A new row is the first free one, so that there are never more than lines.
+                if not (0 <= row.row < number and row.steps > 0 <= row.episode):
+                    raise ValueError(f"a row that cannot be: {row}")
+                self.seen = max(self.seen, row.episode + 1)
+                if "row" in entry:
+                    kept[row.row] = row
+                    kept.pop(replaces, None)
+            except (KeyError, TypeError, ValueError) as error:
+                raise corrupt(self._journal.path, f"line {number}: {error!r}") from error
+        self.kept = list(kept.values())
+        used = max(kept, default=-1) + 1
+        self._free = sorted(set(range(used)) - set(kept), reverse=True)
+        self._written = [0] * used
+
+    def _data_crc32(self, row: _Row, meta: _Meta) -> int:
+        data_crc32 = 0
+        try:
+            for name, (dtype, shape) in meta.step_arrays().items():
+                with open_regular(self.folder / f"{name}.npy") as file:
+                    at = _HEADER_BYTES + row.row * _array_bytes(dtype, shape)
+                    num_bytes = row.steps * _array_bytes(dtype, shape[1:])
+                    if os.fstat(file.fileno()).st_size < at + num_bytes:
+                        return -1  # and nothing is read, whatever length is claimed
+                    file.seek(at)
+                    data_crc32 = zlib.crc32(file.read(num_bytes), data_crc32)
+        except OSError as error:
+            raise unreadable(self.folder, error) from error
+        return data_crc32
 
 
 @final
@@ -310,6 +503,12 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
     def __init__(self, path: str | os.PathLike[str], *, env_id: str | None = None) -> None:
         self.path = Path(path)
+        if not self.path.exists() and (_partial(self.path) / _JOURNAL).exists():
+            raise StorageError(
+                f"a dataset must be finished to be opened, but {self.path} is still "
+                f"{_partial(self.path).name}; wait for its writer, or, if that was killed, finish "
+                f"it by TrajectoryDataset.recover({str(self.path)!r})"
+            )
         meta = _Meta.read(self.path / "meta.json")
         if env_id not in (None, meta.env_id):
             raise MismatchError(
@@ -330,6 +529,34 @@ class TrajectoryDataset(Sequence[Trajectory]):
             raise corrupt(
                 self.path / "lengths.npy", f"its lengths are not all in [1, {self.horizon}]"
             )
+
+    @classmethod
+    def recover(cls, path: str | os.PathLike[str], *, overwrite: bool = False) -> TrajectoryDataset:
+        """Finish what a killed run left in `<path>.partial`, and open it.
+
+        Args:
+            path: Where the dataset should have been.
+            overwrite: Replace the dataset at `path`, if the killed run was to do so.
+
+        Raises:
+            StorageError: If there is nothing to finish, or a writer is still at work on it.
+            CorruptFileError, FormatVersionError: If what is there is damaged.
+        """
+        journal = _partial(Path(path)) / _JOURNAL
+        found, _ = read_journal(journal, kind=_UNFINISHED)
+        if not found:
+            raise StorageError(
+                f"a dataset needs at least one finished episode, but {journal.parent} has none; "
+                "collect for longer than one episode"
+            )
+        about = {name: value for name, value in found[0].items() if name not in _FROM_FIRST}
+        options: dict[str, Any] = {"rng": np.random.default_rng(0), "overwrite": overwrite}
+        try:
+            writer = TrajectoryWriter(path, **about, **options, resume=True)
+        except (TypeError, ValueError) as error:
+            raise corrupt(journal, f"line 2 describes no dataset ({error})") from error
+        writer.close()
+        return cls(path)
 
     def __len__(self) -> int:
         """Trajectories in the dataset."""
@@ -367,7 +594,7 @@ class _Meta:
 
     @classmethod
     def read(cls, path: Path) -> _Meta:
-        data = read_bytes(path)
+        data = read_small(path)
         try:
             top = json.loads(data)
             version, about = top["version"], top["dataset"]
@@ -395,6 +622,10 @@ class _Meta:
     def to_json(self) -> str:
         return _meta_json(_VERSION, asdict(self))
 
+    def about(self) -> dict[str, Any]:
+        """What is known from the first trajectory on."""
+        return {k: v for k, v in asdict(self).items() if k not in ("count", "seen", "crc32")}
+
     def step_arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Dtype and shape of one trajectory's row in each array, by the names of `Trajectory`."""
         arrays: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -415,6 +646,18 @@ def _meta_json(version: int, about: object) -> str:
     crc32 = zlib.crc32(json.dumps(about).encode())
     top = {"format": _FORMAT, "version": version, "crc32": crc32, "dataset": about}
     return json.dumps(top, indent=2) + "\n"
+
+
+def _partial(path: Path) -> Path:
+    """Where the dataset `path` is while it is being written."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def _write_at(path: Path, at: int, data: bytes) -> None:
+    path.touch()
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(at)
+        write_all(file, data)
 
 
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

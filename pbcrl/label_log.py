@@ -6,29 +6,20 @@ which line answers which query is the caller's to know.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import warnings
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import final
+from types import TracebackType
+from typing import Any, final
 
-from pbcrl.storage import (
-    FORMAT_VERSION,
-    check_format,
-    corrupt,
-    read_bytes,
-    sync_folder,
-    unwritable,
-    write_all,
-)
+from pbcrl.journal import Journal, read_journal
+from pbcrl.storage import corrupt
 from pbcrl.trajectory import Label
 
-_FORMAT = "pbcrl-labels"
-_HEADER = json.dumps({"format": _FORMAT, "version": FORMAT_VERSION}) + "\n"
+_KIND = "pbcrl-labels"
 
 
 @final
@@ -36,31 +27,26 @@ class LabelLog:
     """A file to which labels are added as they are bought, so that a crash loses none.
 
     Each line is one label as JSON, NaN as null, with the crc32 of the rest of the line; the first
-    line says what the file is. An existing log is continued.
+    line says what the file is. An existing log is continued. One writer at a time: a second one is
+    refused before it has asked anybody for a label. `close`, the end of a `with` block or of the
+    process lets the next one in.
 
     Args:
         path: The file; missing folders are made.
 
     Raises:
-        StorageError: If the file cannot be written.
+        StorageError: If the file cannot be written, or another log has it open.
         CorruptFileError, FormatVersionError: As `read_labels`; a damaged log is not continued.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._journal = Journal(self.path, kind=_KIND)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-        _, intact_bytes = _parse(self.path)
-        try:
-            os.truncate(self.path, intact_bytes)
-            if intact_bytes == 0:
-                self._write(_HEADER)
-            sync_folder(self.path.parent)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
+            _labels(self.path, self._journal.entries, self._journal.num_torn)
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, labels: Sequence[Label]) -> None:
         """Add labels at the end; they are on disk when this returns.
@@ -68,20 +54,22 @@ class LabelLog:
         Raises:
             StorageError: If they cannot be written; then none of them is in the log.
         """
-        try:
-            self._write("".join(_line(label) for label in labels))
-        except OSError as error:
-            raise unwritable(self.path, error) from error
+        self._journal.append([_entry(label) for label in labels], sync=True)
 
-    def _write(self, text: str) -> None:
-        with open(self.path, "r+b", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            try:
-                write_all(file, text.encode())
-                os.fsync(file.fileno())
-            except OSError:
-                file.truncate(end)  # the next label must not continue half a line
-                raise
+    def close(self) -> None:
+        """Let another writer in; a second call does nothing."""
+        self._journal.close()
+
+    def __enter__(self) -> LabelLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def read_labels(path: str | os.PathLike[str]) -> list[Label]:
@@ -94,40 +82,26 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
         CorruptFileError: If a finished line is damaged; the message has its number, from 1.
         FormatVersionError: If another version of the format wrote it.
     """
-    labels, _ = _parse(Path(path))
-    return labels
+    return _labels(Path(path), *read_journal(path, kind=_KIND))
 
 
-def _parse(path: Path) -> tuple[list[Label], int]:
-    """The labels of a log and the number of bytes up to the end of its last finished line."""
-    *lines, torn = read_bytes(path).split(b"\n")
-    if not lines and not _HEADER.encode().startswith(torn):
-        raise corrupt(path, "it does not begin as a label log does")
-    if torn:
+def _labels(path: Path, entries: list[dict[str, Any]], num_torn: int) -> list[Label]:
+    if num_torn:
         warnings.warn(
-            f"a label log ends with a finished line, but the last {len(torn)} bytes of {path} are "
+            f"a label log ends with a finished line, but the last {num_torn} bytes of {path} are "
             "half a line, as a crash leaves them; they are dropped: ask for that label again",
             stacklevel=3,
         )
     labels = []
-    for number, line in enumerate(lines, start=1):
+    for number, entry in enumerate(entries, start=2):
         try:
-            entry = json.loads(line)
-            if number == 1:
-                check_format(path, entry["format"], entry["version"], expected=_FORMAT)
-                continue
-            del entry["crc32"]
             label = Label(**{name: math.nan if v is None else v for name, v in entry.items()})
-            intact = _line(label).encode() == line + b"\n"
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise corrupt(path, f"line {number} is not what it should be ({error!r})") from error
-        if not intact:
-            raise corrupt(path, f"line {number} does not match its crc32")
+        except (ValueError, TypeError) as error:
+            raise corrupt(path, f"line {number} is no label ({error})") from error
         labels.append(label)
-    return labels, sum(len(line) + 1 for line in lines)
+    return labels
 
 
-def _line(label: Label) -> str:
+def _entry(label: Label) -> dict[str, float | None]:
     values = {name: float(value) for name, value in asdict(label).items()}
-    body = {name: None if math.isnan(value) else value for name, value in values.items()}
-    return json.dumps(body | {"crc32": zlib.crc32(json.dumps(body).encode())}) + "\n"
+    return {name: None if math.isnan(value) else value for name, value in values.items()}

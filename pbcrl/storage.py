@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ FORMAT_VERSION = 1
 """Of checkpoints and label logs; rises when an older reader would misread a newer one."""
 
 _CHECKPOINT_FORMAT = "pbcrl-checkpoint"
+_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
 
 
 def save_tensors(
@@ -88,26 +90,49 @@ def load_tensors(
         FormatVersionError: If another version of the format wrote it.
         MismatchError: If it holds another kind.
     """
-    data = read_bytes(Path(path))
     try:
+        with open_regular(Path(path)) as file:
+            header, data = _read_checkpoint(file)
         # Checks every length and offset in the header against `data` before it makes a tensor.
         tensors = safetensors.torch.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         sha256, _, text = header["__metadata__"]["pbcrl"].partition(" ")
         about = json.loads(text)
         found_format, version = about["format"], about["version"]
+    except OSError as error:
+        raise unreadable(Path(path), error) from error
     except Exception as error:  # the bytes may be anything, and so may the parsers' complaints
         raise corrupt(path, f"it is no checkpoint ({error!r})") from error
     check_format(path, found_format, version, expected=_CHECKPOINT_FORMAT)
     if sha256 != _sha256(text, tensors):
         raise corrupt(path, "its contents do not match its sha256")
-    found_kind, meta = about["kind"], about["meta"]
+    try:
+        found_kind, meta = str(about["kind"]), dict(about["meta"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise corrupt(path, f"its description lacks kind or meta ({error!r})") from error
     if found_kind != kind:
         raise MismatchError(
             f"a checkpoint must be of the kind that is asked for: {path} holds {found_kind!r}, "
             f"not {kind!r}; pass the file that holds {kind!r}, or load this one as {found_kind!r}"
         )
     return tensors, meta
+
+
+def _read_checkpoint(file: BufferedReader) -> tuple[dict[str, Any], bytes]:
+    """The header and all bytes of a safetensors file.
+
+    The header must account for every byte before the rest is read: a sparse file may claim a
+    terabyte and hold none.
+    """
+    file_bytes = os.fstat(file.fileno()).st_size
+    header_bytes = int.from_bytes(file.read(8), "little")
+    if not 0 < header_bytes <= min(file_bytes - 8, _MAX_HEADER_BYTES):
+        raise ValueError(f"a header of {header_bytes} bytes in a file of {file_bytes}")
+    header = json.loads(file.read(header_bytes))
+    ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+    if 8 + header_bytes + max(ends, default=0) != file_bytes:
+        raise ValueError(f"tensors that end at {max(ends, default=0)} in a file of {file_bytes}")
+    file.seek(0)
+    return header, file.read()
 
 
 def _plain(name: str, tensor: object) -> Tensor:
@@ -133,12 +158,23 @@ def _sha256(about: str, tensors: Mapping[str, Tensor]) -> str:
 # -- Shared by all files of this package -----------------------------------------------------------
 
 
-def read_bytes(path: Path) -> bytes:
-    """All of a file that must fit into memory, or a `StorageError` that names it."""
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading; what is none, such as a pipe that would block, is an `OSError`."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("it is a folder, a pipe or a device, not a regular file")
+    return open(path, "rb")
+
+
+def read_small(path: Path, *, max_bytes: int = 1 << 20) -> bytes:
+    """All of a small file, or a `StorageError` that names it."""
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            data = file.read(max_bytes + 1)
     except OSError as error:
         raise unreadable(path, error) from error
+    if len(data) > max_bytes:
+        raise corrupt(path, f"it has more than {max_bytes} bytes")
+    return data
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -270,14 +270,14 @@ def test_a_full_disk_keeps_the_whole_trajectories(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_row_whose_replacement_failed_is_left_out(tmp_path, seed):
-    """The first replacement fails, whichever row it hits; the last row takes its place."""
+def test_a_replacement_that_a_full_disk_tears_costs_nothing(tmp_path, seed):
+    """Whichever row it was to replace: that one stays until the new one is whole."""
     with pytest.raises(StorageError, match="free disk space"):
         dataset_on_full_disk(tmp_path / "data", full_from=3, file_bytes=256 + 10, seed=seed)
     loaded = TrajectoryDataset(tmp_path / "data")
-    assert len(loaded) == 2
-    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
-        assert_is_episode(trajectory, int(number))
+    assert loaded.episodes.tolist() == [0, 1, 2]
+    for number, trajectory in enumerate(loaded):
+        assert_is_episode(trajectory, number)
 
 
 def test_a_run_goes_on_without_the_trajectory_that_a_full_disk_tore(tmp_path):
@@ -302,13 +302,130 @@ def test_while_a_dataset_is_being_written_it_is_not_at_its_path(tmp_path):
         out.add(episode(1))
 
 
-def test_the_partial_folder_of_a_killed_run_is_replaced(tmp_path):
-    killed = tmp_path / "data.partial"
-    killed.mkdir()
-    (killed / "obs.npy").write_bytes(b"x" * 10_000)
-    loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=1))
+# -- What a killed run leaves ----------------------------------------------------------------
+
+
+def killed_run(path: Path, *, n_episodes: int, **changes: object) -> Path:
+    """A dataset that nobody closes, as SIGKILL leaves it: what was only in memory is lost."""
+    out = writer(path, **changes)
+    for number in range(n_episodes):
+        out.add(episode(number, length=1 + number % 5))
+    out._rows.close()  # the system does this
+    return path
+
+
+@pytest.mark.parametrize("n_episodes", [1, 4, 30])
+def test_what_a_killed_run_collected_can_be_finished_and_opened(tmp_path, n_episodes):
+    """The same sample as that of a run which ended well, in any order."""
+    ended = TrajectoryDataset(dataset(tmp_path / "ended", n_episodes=n_episodes))
+    loaded = TrajectoryDataset.recover(killed_run(tmp_path / "killed", n_episodes=n_episodes))
+    assert sorted(loaded.episodes) == sorted(ended.episodes)
+    assert loaded.seen == ended.seen == n_episodes
+    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
+        assert_is_episode(trajectory, int(number))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ended", "killed"]
+
+
+def test_opening_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=2)
+    with pytest.raises(StorageError, match=r"is still data.partial; .*recover\('.*/data'\)"):
+        TrajectoryDataset(path)
+
+
+def test_another_run_does_not_replace_what_a_killed_one_left(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    with pytest.raises(StorageError, match=r"left 3 trajectories in .*data.partial, which a new"):
+        writer(path)
+    assert len(TrajectoryDataset.recover(path)) == 3
+
+
+def test_a_killed_run_is_replaced_if_asked(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    assert TrajectoryDataset(dataset(path, n_episodes=1, overwrite=True)).seen == 1
+
+
+@pytest.mark.parametrize("first", [0, 2, 3, 20])
+def test_a_resumed_run_goes_on_where_it_was_killed(tmp_path, first):
+    path = killed_run(tmp_path / "data", n_episodes=first)
+    with writer(path, resume=True) as out:
+        assert out.seen == first
+        for number in range(first, 25):
+            out.add(episode(number, length=1 + number % 5))
+    loaded = TrajectoryDataset(path)
+    assert (len(loaded), loaded.seen) == (4, 25)
+    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
+        assert_is_episode(trajectory, int(number))
+    steps = np.load(path / "obs.npy")
+    assert not steps[np.arange(5) >= loaded.lengths[:, None]].any()
+
+
+def test_resuming_where_nothing_was_left_starts_afresh(tmp_path):
+    assert len(TrajectoryDataset(dataset(tmp_path / "data", n_episodes=2, resume=True))) == 2
+
+
+def test_a_run_is_resumed_with_its_own_arguments_only(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=2)
+    with pytest.raises(
+        MismatchError, match=r"horizon, capacity of .* differ .* \[5, 4\] and \[9, 8"
+    ):
+        writer(path, resume=True, horizon=9, capacity=8)
+    with writer(path, resume=True) as out, pytest.raises(ValueError, match="have costs or none"):
+        out.add(episode(2, costs=False))
+
+
+def test_the_partial_folder_of_a_run_that_was_killed_without_an_episode_is_replaced(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=0)
+    (tmp_path / "data.partial" / "obs.npy").write_bytes(b"x" * 10_000)  # half an episode
+    with pytest.raises(StorageError, match="at least one finished episode"):
+        TrajectoryDataset.recover(path)
+    loaded = TrajectoryDataset(dataset(path, n_episodes=1))
     assert len(loaded) == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_partial_folder_that_holds_anything_else_is_left_alone(tmp_path):
+    (tmp_path / "data.partial").mkdir()
+    (tmp_path / "data.partial" / "thesis.tex").write_text("years of work")
+    with pytest.raises(StorageError, match=r"alone in its folder, but .* holds thesis.tex; move"):
+        writer(tmp_path / "data", overwrite=True)
+    assert (tmp_path / "data.partial" / "thesis.tex").exists()
+
+
+def test_there_must_be_something_to_recover(tmp_path):
+    with pytest.raises(StorageError, match=r"journal.jsonl: No such file or directory; check the"):
+        TrajectoryDataset.recover(tmp_path / "data")
+
+
+def test_rows_that_a_power_cut_kept_from_the_disk_are_left_out(tmp_path, caplog):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    with open(tmp_path / "data.partial" / "actions.npy", "r+b") as file:
+        file.truncate(256 + 5 * 4 + 7)  # in the middle of the second row
+    loaded = TrajectoryDataset.recover(path)
+    assert (loaded.episodes.tolist(), loaded.seen) == ([0], 3)
+    assert_is_episode(loaded[0], 0)
+    assert "2 rows of" in caplog.text
+
+
+def test_a_damaged_journal_is_refused_with_its_line(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    journal = tmp_path / "data.partial" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:3], lines[3].replace(b"1", b"2", 1), *lines[4:]]))
+    with pytest.raises(CorruptFileError, match=r"journal.jsonl is damaged .*: line 4 does not"):
+        TrajectoryDataset.recover(path)
+
+
+def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path):
+    path = tmp_path / "data"
+    with writer(path) as out:
+        out.add(episode(0, length=1))
+        for options in ({}, {"overwrite": True}, {"resume": True}):
+            with pytest.raises(StorageError, match=r"one writer at a time, but another one has"):
+                writer(path, **options)
+        with pytest.raises(StorageError, match=r"one writer at a time"):
+            TrajectoryDataset.recover(path)
+        out.add(episode(1, length=2))
+    assert TrajectoryDataset(path).episodes.tolist() == [0, 1]
 
 
 def test_an_existing_dataset_is_not_replaced_unless_asked(tmp_path):

@@ -103,7 +103,7 @@ def test_another_file_is_not_continued_as_a_label_log(tmp_path):
 def test_a_text_without_a_line_break_is_not_taken_for_a_torn_label_log(tmp_path):
     path = tmp_path / "notes"
     path.write_text("one precious line")
-    with pytest.raises(CorruptFileError, match="does not begin as a label log does"):
+    with pytest.raises(CorruptFileError, match="does not begin as a file of the format"):
         LabelLog(path)
     assert path.read_text() == "one precious line"
 
