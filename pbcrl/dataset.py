@@ -17,6 +17,7 @@ import os
 import shutil
 import struct
 import sys
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -399,10 +400,25 @@ class _Rows:
             self._commit(self.kept[i], old)
 
     def drop_torn(self, meta: _Meta) -> None:
-        """Forget rows that never reached the disk, as only a power cut can bring about."""
-        torn = {row for row in self.kept if self._data_crc32(row, meta) != row.data_crc32}
+        """Leave out rows that are not what was written, as a power cut or a bad disk brings about.
+
+        Raises:
+            CorruptFileError: If none is left; the files stay as they are.
+        """
+        torn = {
+            row
+            for row in self.kept
+            if not 0 < row.steps <= meta.horizon or self._data_crc32(row, meta) != row.data_crc32
+        }
+        if torn and len(torn) == len(self.kept):
+            raise corrupt(self.folder, "none of its trajectories matches its checksum")
         if torn:
-            _logger.warning("%d rows of %s never reached the disk", len(torn), self.folder)
+            warnings.warn(
+                f"trajectories are kept as they were written, but {len(torn)} of {len(self.kept)} "
+                f"in {self.folder} do not match their checksum; they are left out: copy the folder "
+                "first if a part of them is worth having",
+                stacklevel=5,
+            )
         self.kept = [row for row in self.kept if row not in torn]
         self._free += [row.row for row in torn]
         self._written = [meta.horizon] * len(self._written)
@@ -438,7 +454,8 @@ class _Rows:
                 replaces = entry.pop("replaces", None)
                 row = _Row(**entry) if "row" in entry else _Row(0, entry["episode"], 1, 0)
                 # A new row is the first free one, so that there are never more than lines.
-                if not (0 <= row.row < number and row.steps > 0 <= row.episode):
+                sound = all(type(field) is int for field in asdict(row).values())
+                if not (sound and 0 <= row.row < number and 0 <= row.episode < 2**62):
                     raise ValueError(f"a row that cannot be: {row}")
                 self.seen = max(self.seen, row.episode + 1)
                 if "row" in entry:
@@ -453,17 +470,18 @@ class _Rows:
 
     def _data_crc32(self, row: _Row, meta: _Meta) -> int:
         data_crc32 = 0
-        try:
-            for name, (dtype, shape) in meta.step_arrays().items():
-                with open_regular(self.folder / f"{name}.npy") as file:
-                    at = _HEADER_BYTES + row.row * _array_bytes(dtype, shape)
-                    num_bytes = row.steps * _array_bytes(dtype, shape[1:])
+        for name, (dtype, shape) in meta.step_arrays().items():
+            path = self.folder / f"{name}.npy"
+            at = _HEADER_BYTES + row.row * _array_bytes(dtype, shape)
+            num_bytes = row.steps * _array_bytes(dtype, shape[1:])
+            try:
+                with open_regular(path) as file:
                     if os.fstat(file.fileno()).st_size < at + num_bytes:
                         return -1  # and nothing is read, whatever length is claimed
                     file.seek(at)
                     data_crc32 = zlib.crc32(file.read(num_bytes), data_crc32)
-        except OSError as error:
-            raise unreadable(self.folder, error) from error
+            except OSError as error:
+                raise unreadable(path, error) from error
         return data_crc32
 
 
@@ -605,7 +623,8 @@ class _Meta:
                 del about["obs_dim"]
             meta = cls(**about)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise corrupt(path, f"it describes no dataset ({error!r})") from error
+            finding = f"it describes no dataset ({type(error).__name__}: {error})"
+            raise corrupt(path, finding) from error
         if not intact:
             raise corrupt(path, "its contents do not match its crc32")
         if not (type(meta.obs_shape) is list and 1 <= len(meta.obs_shape) <= _MAX_AXES):
@@ -615,6 +634,8 @@ class _Meta:
             raise corrupt(
                 path, "obs_shape, act_dim, horizon, count, seen are not all positive integers"
             )
+        if type(meta.has_costs) is not bool or type(meta.crc32) is not dict:
+            raise corrupt(path, "has_costs is no boolean, or crc32 no table of checksums")
         if meta.obs_dtype not in _OBS_DTYPES:
             raise corrupt(path, f"obs_dtype is not one of {', '.join(_OBS_DTYPES)}")
         return meta

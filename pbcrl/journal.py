@@ -173,7 +173,8 @@ def _parse(path: str | os.PathLike[str], number: int, line: bytes) -> dict[str, 
         del entry["crc32"]
         intact = _line(entry) == line
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise corrupt(path, f"line {number} is not what it should be ({error!r})") from error
+        finding = f"line {number} is not what it should be ({type(error).__name__}: {error})"
+        raise corrupt(path, finding) from error
     if not intact:
         raise corrupt(path, f"line {number} does not match its crc32")
     return dict(entry)

@@ -101,7 +101,7 @@ def load_tensors(
     except OSError as error:
         raise unreadable(Path(path), error) from error
     except Exception as error:  # the bytes may be anything, and so may the parsers' complaints
-        raise corrupt(path, f"it is no checkpoint ({error!r})") from error
+        raise corrupt(path, f"it is no checkpoint ({type(error).__name__}: {error})") from error
     check_format(path, found_format, version, expected=_CHECKPOINT_FORMAT)
     if sha256 != _sha256(text, tensors):
         raise corrupt(path, "its contents do not match its sha256")

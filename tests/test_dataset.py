@@ -396,14 +396,30 @@ def test_there_must_be_something_to_recover(tmp_path):
         TrajectoryDataset.recover(tmp_path / "data")
 
 
-def test_rows_that_a_power_cut_kept_from_the_disk_are_left_out(tmp_path, caplog):
+def test_rows_that_a_power_cut_kept_from_the_disk_are_left_out_with_a_warning(tmp_path):
     path = killed_run(tmp_path / "data", n_episodes=3)
     with open(tmp_path / "data.partial" / "actions.npy", "r+b") as file:
         file.truncate(256 + 5 * 4 + 7)  # in the middle of the second row
-    loaded = TrajectoryDataset.recover(path)
+    with pytest.warns(UserWarning, match=r"2 of 3 in .*data.partial do not match their checksum"):
+        loaded = TrajectoryDataset.recover(path)
     assert (loaded.episodes.tolist(), loaded.seen) == ([0], 3)
     assert_is_episode(loaded[0], 0)
-    assert "2 rows of" in caplog.text
+
+
+def test_what_is_wholly_damaged_is_refused_and_left_as_it_is(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    (tmp_path / "data.partial" / "obs.npy").write_bytes(b"")
+    with pytest.raises(CorruptFileError, match="none of its trajectories matches its checksum"):
+        TrajectoryDataset.recover(path)
+    assert (tmp_path / "data.partial" / "actions.npy").stat().st_size > 0
+
+
+def test_a_run_that_was_killed_while_it_finished_can_be_finished(tmp_path):
+    """It leaves a half-written meta.json under a temporary name."""
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    (tmp_path / "data.partial" / "meta.json.123.partial").write_text("{")
+    assert len(TrajectoryDataset.recover(path)) == 3
+    assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
 
 
 def test_a_damaged_journal_is_refused_with_its_line(tmp_path):
