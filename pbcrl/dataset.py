@@ -34,7 +34,7 @@ from pbcrl.storage import (
     check_format,
     corrupt,
     open_regular,
-    read_small,
+    read_bytes,
     sync_folder,
     unreadable,
     unwritable,
@@ -612,7 +612,7 @@ class _Meta:
 
     @classmethod
     def read(cls, path: Path) -> _Meta:
-        data = read_small(path)
+        data = read_bytes(path, max_bytes=1 << 20)
         try:
             top = json.loads(data)
             version, about = top["version"], top["dataset"]

@@ -3,7 +3,8 @@
 Pure functions of (B,) tensors of trajectory costs and labels. They know nothing of trajectories,
 networks or optimisers, so they can be lifted into any project. A label may be NaN, "not given":
 such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
-logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart.
+logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart, and
+at least in float32, because sums over a batch pass the largest float16.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor)
         )
     given = _check_labels("preference", preference, first_cost)
     # Selecting before computing: multiplying a NaN label away would leave NaN in the gradient.
-    gap = (second_cost - first_cost)[given]
+    gap = (_wide(second_cost) - _wide(first_cost))[given]
     mu = preference[given].to(gap.dtype)
     log_likelihood = mu * F.logsigmoid(gap) + (1 - mu) * F.logsigmoid(-gap)
     return -log_likelihood.sum() / max(len(gap), 1)
@@ -139,7 +140,7 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
             f"dead_zone must be >= 0 and finite, got {dead_zone}; use 0 for plain Bradley-Terry"
         )
     given = _check_labels("safe", safe, cost)
-    cost = cost[given]
+    cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
     log_likelihood = eps * F.logsigmoid(-cost) + (1 - eps) * F.logsigmoid(cost - dead_zone)
     return -log_likelihood.sum() / max(len(cost), 1)
@@ -194,6 +195,7 @@ def snr_loss(
             "and (B,), for example torch.cat([first_cost, second_cost])"
         )
     given = _check_labels("preference", preference, cost[: len(preference)])
+    cost = _wide(cost)
     if not given.any():
         return cost[:0].sum()  # 0 that still carries a gradient
     p = preference[given].to(cost.dtype).detach().mean()
@@ -202,6 +204,10 @@ def snr_loss(
     if max_std is not None:
         variance = variance.clamp(max=max_std**2)
     return -snr_weight * variance / entropy
+
+
+def _wide(cost: Tensor) -> Tensor:
+    return cost.float() if cost.dtype in (torch.float16, torch.bfloat16) else cost
 
 
 def _check_labels(name: str, label: Tensor, cost: Tensor) -> Tensor:

@@ -165,16 +165,16 @@ def open_regular(path: Path) -> BufferedReader:
     return open(path, "rb")
 
 
-def read_small(path: Path, *, max_bytes: int = 1 << 20) -> bytes:
-    """All of a small file, or a `StorageError` that names it."""
+def read_bytes(path: Path, *, max_bytes: int = 1 << 30) -> bytes:
+    """All of a file, or a `StorageError` that names it; more than `max_bytes` is not even read."""
     try:
         with open_regular(path) as file:
-            data = file.read(max_bytes + 1)
+            file_bytes = os.fstat(file.fileno()).st_size
+            if file_bytes <= max_bytes:
+                return file.read()
     except OSError as error:
         raise unreadable(path, error) from error
-    if len(data) > max_bytes:
-        raise corrupt(path, f"it has more than {max_bytes} bytes")
-    return data
+    raise corrupt(path, f"it has {file_bytes} bytes, more than the {max_bytes} it may have")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
