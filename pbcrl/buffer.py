@@ -6,6 +6,7 @@ stay on disk.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -66,6 +67,7 @@ class PreferenceBuffer:
         """Every trajectory once; pairs index this list."""
         self._pairs = np.empty((0, 2), dtype=np.int64)
         self._labels = np.empty((0, 3), dtype=np.float32)  # preference, first safe, second safe
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._pairs)
@@ -74,6 +76,21 @@ class PreferenceBuffer:
     def num_compared(self) -> int:
         """Number of different trajectories that occur in a labelled pair."""
         return len(np.unique(self._pairs))
+
+    @property
+    def num_contradictions(self) -> int:
+        """Pairs that were preferred both ways, and trajectories called both safe and unsafe."""
+        in_order = self._pairs[:, 0] < self._pairs[:, 1]
+        preference = np.where(in_order, self._labels[:, 0], 1 - self._labels[:, 0])
+        pairs = np.sort(self._pairs, axis=1)
+        one_way, other_way = (
+            set(map(tuple, pairs[chosen].tolist()))
+            for chosen in (preference > 0.5, preference < 0.5)
+        )
+        members, safe = self._pairs.ravel(), self._labels[:, 1:].ravel()
+        return len(one_way & other_way) + len(
+            np.intersect1d(members[safe == 1], members[safe == 0])
+        )
 
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
         """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
@@ -142,7 +159,7 @@ class PreferenceBuffer:
             )
 
     def check_trainable(self) -> None:
-        """Refuse a set of labels from which no limit can be learned.
+        """Refuse a set of labels from which no limit can be learned; warn once of contradictions.
 
         Raises:
             LabelError: If there is no label, or safe or unsafe ones are missing altogether.
@@ -155,6 +172,14 @@ class PreferenceBuffer:
                 "a limit lies between safe and unsafe trajectories, so both labels must occur: "
                 f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, "
                 "or check the cost limit of the oracle"
+            )
+        if not self._has_warned and (num := self.num_contradictions):
+            self._has_warned = True
+            warnings.warn(
+                f"labels of the same trajectories should agree, but {num} pairs and trajectories "
+                "have labels that contradict each other; the loss weighs them evenly, which suits "
+                "a noisy teacher: of a sure one, check that answers stand in the order of queries",
+                stacklevel=2,
             )
 
     def _checked(self, pairs: Pairs) -> Pairs:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError
 from pbcrl.spaces import act_dim_of, obs_shape_of
-from pbcrl.storage import load_tensors, save_tensors
+from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
 
 Output = Literal["linear", "tanh", "softplus"]
@@ -458,12 +458,13 @@ class CostModel(LearnedCost):
                 or if it does not fit `net`.
         """
         tensors, meta = load_tensors(path, kind=KIND)
-        if "members" in meta["config"]:
-            raise MismatchError(
-                f"{path} holds an ensemble, not a single cost model; read it by "
-                "CostModelEnsemble.load"
-            )
-        return cls.from_config(path, meta["config"], tensors, net=net), meta["info"]
+        with described_by(path):
+            if "members" in meta["config"]:
+                raise MismatchError(
+                    f"{path} holds an ensemble, not a single cost model; read it by "
+                    "CostModelEnsemble.load"
+                )
+            return cls.from_config(path, meta["config"], tensors, net=net), dict(meta["info"])
 
     def config(self) -> dict[str, Any]:
         """Return what `from_config` needs besides the tensors, as JSON can hold it."""

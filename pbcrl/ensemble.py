@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pbcrl.cost_model import KIND, CostModel, LearnedCost
 from pbcrl.errors import MismatchError
-from pbcrl.storage import load_tensors, save_tensors
+from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
 
 
@@ -125,24 +125,27 @@ class CostModelEnsemble(LearnedCost):
                 or if it does not fit `nets`.
         """
         tensors, meta = load_tensors(path, kind=KIND)
-        config = meta["config"]
-        if "members" not in config:
-            raise MismatchError(
-                f"{path} holds a single cost model, not an ensemble; read it by CostModel.load"
-            )
-        configs = config["members"]
-        if nets is not None and len(nets) != len(configs):
-            raise MismatchError(
-                f"each member takes a network of its own: {path} has {len(configs)} members, got "
-                f"{len(nets)} networks; pass one module per member"
-            )
-        members = []
-        for i, member in enumerate(configs):
-            prefix = f"members.{i}."
-            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-            net = None if nets is None else nets[i]
-            members.append(CostModel.from_config(path, member, own, net=net))
-        return cls(members, pessimism=config["pessimism"]), meta["info"]
+        with described_by(path):
+            config = meta["config"]
+            if "members" not in config:
+                raise MismatchError(
+                    f"{path} holds a single cost model, not an ensemble; read it by CostModel.load"
+                )
+            configs = config["members"]
+            if nets is not None and len(nets) != len(configs):
+                raise MismatchError(
+                    f"each member takes a network of its own: {path} has {len(configs)} members, got "
+                    f"{len(nets)} networks; pass one module per member"
+                )
+            members = []
+            for i, member in enumerate(configs):
+                prefix = f"members.{i}."
+                own = {
+                    k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)
+                }
+                net = None if nets is None else nets[i]
+                members.append(CostModel.from_config(path, member, own, net=net))
+            return cls(members, pessimism=config["pessimism"]), dict(meta["info"])
 
     def _models(self) -> list[CostModel]:
         return [member for member in self.members if isinstance(member, CostModel)]
@@ -156,4 +159,5 @@ def load_cost_model(path: str | os.PathLike[str]) -> tuple[LearnedCost, dict[str
             holds a network of one's own.
     """
     _, meta = load_tensors(path, kind=KIND)
-    return (CostModelEnsemble if "members" in meta["config"] else CostModel).load(path)
+    with described_by(path):
+        return (CostModelEnsemble if "members" in meta["config"] else CostModel).load(path)

@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+from pbcrl.errors import (
+    CorruptFileError,
+    FormatVersionError,
+    MismatchError,
+    PbcrlError,
+    StorageError,
+)
 
 FORMAT_VERSION = 1
 """Of checkpoints and label logs; rises when an older reader would misread a newer one."""
@@ -156,6 +162,24 @@ def _sha256(about: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 # -- Shared by all files of this package -----------------------------------------------------------
+
+
+@contextmanager
+def described_by(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Where a sound file's description is made into an object: what fails there is the file's.
+
+    A description may be anything, and so may the complaint about it.
+
+    Raises:
+        CorruptFileError: For any exception that has no name of ours yet.
+    """
+    try:
+        yield
+    except PbcrlError:
+        raise
+    except Exception as error:
+        finding = f"its description makes no sense ({type(error).__name__}: {error})"
+        raise corrupt(path, finding) from error
 
 
 def open_regular(path: Path) -> BufferedReader:

@@ -1,7 +1,11 @@
-"""What can happen to a file: a disk that is full, bits that flip."""
+"""What can happen to a file: a disk that is full, a folder that takes nothing, bits that flip."""
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +29,28 @@ def with_flipped_bits(good: bytes, *, step: int) -> Iterator[bytes]:
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
         yield bytes(damaged)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[Path]:
+    """A copy of `folder` that nobody may write to, not even root: it becomes somebody else."""
+    if not hasattr(os, "geteuid"):
+        pytest.skip("needs POSIX permissions")
+    user, base = os.geteuid(), Path(tempfile.mkdtemp())  # not below pytest's, which is root's alone
+    copy = base / folder.name
+    try:
+        shutil.copytree(folder, copy)
+        for path in (base, copy, *copy.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        if user == 0:
+            try:
+                os.seteuid(65534)
+            except OSError:
+                pytest.skip("root may become nobody else here")
+        yield copy
+    finally:
+        if user == 0:
+            os.seteuid(user)
+        for path in (base, copy, *copy.rglob("*")):
+            path.chmod(0o755)
+        shutil.rmtree(base)

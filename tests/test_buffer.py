@@ -236,3 +236,27 @@ def test_a_buffer_without_labels_is_refused():
 def test_one_sided_labels_are_refused_with_their_counts(labels, found):
     with pytest.raises(LabelError, match=f"{found}; add trajectories of the other kind, or check"):
         labelled(*labels).check_trainable()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "labels", "num"),
+    [
+        ([(0, 1), (0, 1)], [FIRST_SAFER, SECOND_SAFER], 3),  # the pair, and both of its members
+        ([(0, 1), (1, 0)], [FIRST_SAFER, SECOND_SAFER], 0),  # the same answer, the other way round
+        ([(0, 1), (1, 0)], [Label(1, NAN, NAN), Label(0.8, 1, 0)], 1),
+        ([(0, 1), (0, 1)], [Label(1, NAN, 1), Label(0.5, NAN, 0)], 1),  # a tie contradicts nothing
+        ([(0, 1), (2, 0)], [Label(1, 1, 0), Label(1, 1, 0)], 1),
+    ],
+)
+def test_labels_that_contradict_each_other_are_counted(pairs, labels, num):
+    buffer = buffer_of(3)
+    buffer.add_labels(np.array(pairs), labels)
+    assert buffer.num_contradictions == num
+
+
+def test_contradictory_labels_are_odd_and_warn_once():
+    buffer = buffer_of(3)
+    buffer.add_labels(np.array([(0, 1), (0, 1)]), [FIRST_SAFER, SECOND_SAFER])
+    with pytest.warns(UserWarning, match=r"3 pairs and trajectories have labels that contradict"):
+        buffer.check_trainable()
+    buffer.check_trainable()

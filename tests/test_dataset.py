@@ -9,7 +9,7 @@ from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
 from pbcrl.trajectory import Trajectory, pad
 
-from .damage import full_disk, with_flipped_bits
+from .damage import full_disk, read_only, with_flipped_bits
 
 
 def episode(number: int, *, length: int = 3, costs: bool = True) -> Trajectory:
@@ -474,6 +474,22 @@ def test_a_dataset_below_a_file_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="must be writable"):
         writer(tmp_path / "file" / "data")
+
+
+def test_a_dataset_in_a_read_only_folder_is_read_and_none_is_written_there(tmp_path):
+    (tmp_path / "folder").mkdir()
+    dataset(tmp_path / "folder" / "data")
+    killed_run(tmp_path / "folder" / "killed", n_episodes=2)
+    with read_only(tmp_path / "folder") as folder:
+        assert len(TrajectoryDataset(folder / "data")) == 3
+        for attempt in (
+            lambda: writer(folder / "other"),
+            lambda: writer(folder / "data", overwrite=True),
+            lambda: TrajectoryDataset.recover(folder / "killed"),
+        ):
+            with pytest.raises(StorageError, match=r"must be writable, but: Permission denied"):
+                attempt()
+        assert sorted(entry.name for entry in folder.iterdir()) == ["data", "killed.partial"]
 
 
 def test_another_env_names_both_envs(tmp_path):

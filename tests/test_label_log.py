@@ -8,7 +8,7 @@ from pbcrl.errors import CorruptFileError, FormatVersionError, StorageError
 from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.trajectory import Label
 
-from .damage import full_disk, with_flipped_bits
+from .damage import full_disk, read_only, with_flipped_bits
 
 LABELS = [Label(1.0, 1.0, 0.0), Label(0.5, math.nan, 0.0), Label(math.nan, 0.0, 1.0)]
 
@@ -129,3 +129,46 @@ def test_a_label_log_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="must be writable"):
         LabelLog(tmp_path / "file" / "log")
+
+
+def test_a_second_writer_is_refused_before_it_asks_for_labels(tmp_path):
+    with LabelLog(tmp_path / "log") as log:
+        log.append(LABELS[:1])
+        with pytest.raises(StorageError, match=r"one writer at a time, but another one has .*log"):
+            LabelLog(tmp_path / "log")
+        assert read_labels(log.path) == LABELS[:1]  # reading is free
+        log.append(LABELS[:1])
+    assert len(read_labels(LabelLog(tmp_path / "log").path)) == 2
+
+
+def test_a_log_that_was_closed_or_replaced_takes_no_label_in_silence(tmp_path):
+    log = LabelLog(label_log(tmp_path / "log"))
+    log.path.rename(tmp_path / "moved")
+    label_log(tmp_path / "log")
+    with pytest.raises(
+        StorageError, match=r"was closed, or replaced by another file.*open it anew"
+    ):
+        log.append(LABELS)
+    log.path.unlink()
+    with pytest.raises(StorageError, match="must be writable, but: No such file"):
+        log.append(LABELS)
+    log.close()
+    with pytest.raises(StorageError, match="was closed"):
+        log.append(LABELS)
+    assert repr(read_labels(tmp_path / "moved")) == repr(LABELS)
+
+
+def test_a_log_in_a_read_only_folder_is_read_and_not_continued(tmp_path):
+    label_log(tmp_path / "folder" / "log")
+    with read_only(tmp_path / "folder") as folder:
+        assert repr(read_labels(folder / "log")) == repr(LABELS)
+        for name in ("log", "other"):
+            with pytest.raises(StorageError, match=rf"{name} must be writable, but: Permission"):
+                LabelLog(folder / name)
+
+
+@pytest.mark.parametrize("device", ["/dev/full", "/dev/zero"])
+def test_a_device_is_no_label_log(device):
+    for attempt in (LabelLog, read_labels):
+        with pytest.raises(StorageError, match="not a regular file"):
+            attempt(device)

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import struct
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
 from pbcrl.storage import load_tensors, save_tensors
 
-from .damage import full_disk, with_flipped_bits
+from .damage import full_disk, read_only, with_flipped_bits
 
 META = {"hidden_sizes": [64, 64], "dead_zone": 1.5, "env_id": "Toy-δ", "cap": math.inf}
 
@@ -119,6 +120,34 @@ def test_what_is_no_checkpoint_is_called_corrupt(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(CorruptFileError, match=r"file is damaged .*; restore it from a copy"):
         load_tensors(path, kind="cost_model")
+
+
+def test_a_file_of_a_terabyte_that_holds_nothing_is_refused_before_it_is_read(tmp_path):
+    path = checkpoint(tmp_path)
+    os.truncate(path, 2**40)
+    with pytest.raises(
+        CorruptFileError, match=r"tensors that end at 32 in a file of 1099511627776"
+    ):
+        load_tensors(path, kind="cost_model")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_folder_or_a_pipe_is_no_checkpoint_and_does_not_block(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(StorageError, match=rf"{name}: it is a folder, a pipe or a device"):
+            load_tensors(tmp_path / name, kind="cost_model")
+
+
+def test_a_checkpoint_in_a_read_only_folder_is_read_and_not_replaced(tmp_path):
+    checkpoint(tmp_path / "folder")
+    with read_only(tmp_path / "folder") as folder:
+        _, meta = load_tensors(folder / "model.safetensors", kind="cost_model")
+        assert meta == META
+        with pytest.raises(StorageError, match=r"must be writable, but: Permission denied; free"):
+            checkpoint(folder)
+        assert [file.name for file in folder.iterdir()] == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("changes", [{"meta": {"dead_zone": 2.0}}, {"kind": "ppo"}, {"meta": []}])
