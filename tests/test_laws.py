@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 from hypothesis import HealthCheck, given, settings
@@ -139,6 +140,18 @@ def test_what_stands_in_the_padding_has_no_influence_on_a_cost(given, more):
     obs, actions = torch.cat([obs, junk[..., :2]], 1), torch.cat([actions, junk[..., :1]], 1)
     longer = torch.cat([mask, torch.zeros(len(given), more, dtype=torch.bool)], 1)
     torch.testing.assert_close(model.trajectory_cost(obs, actions, longer), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_a_cost_model_reads_inputs_of_any_precision(dtype):
+    torch.manual_seed(0)
+    model = CostModel(2, 1, hidden_sizes=(4,))
+    torch.nn.init.normal_(model.net[-1].weight)
+    obs, actions = torch.randn(2, 3, 5, 2).to(dtype), torch.randn(3, 5, 1).to(dtype)
+    expected = model(obs[0].float(), actions.float())
+    torch.testing.assert_close(model(obs[0], actions).float(), expected, rtol=1e-2, atol=1e-4)
+    found = model.step_cost(obs[0, 0].numpy(), actions[0].numpy())
+    np.testing.assert_allclose(found, expected[0].detach().numpy(), rtol=1e-5)
 
 
 # -- Buffer ----------------------------------------------------------------------------------
@@ -303,4 +316,42 @@ def test_the_vector_wrapper_hands_out_every_episode_of_any_lengths(mode, lengths
     assert sorted(map(len, found)) == sorted(
         length for length, times in zip(lengths, expected, strict=True) for _ in range(times)
     )
+    envs.close()
+
+
+class Fragile(Counter):
+    broken = False
+
+    def step(self, action):
+        if self.broken:
+            raise RuntimeError("the simulator fell over")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@law
+@given(st.integers(1, 12), st.integers(1, 3))
+def test_an_env_that_raises_in_mid_episode_costs_the_unfinished_episodes_only(mode, after, length):
+    """After a reset every episode is whole again, and the earlier ones are as they were."""
+    singles = [Counter(length), Fragile(3)]
+    envs = SyncVectorEnv([lambda env=env: env for env in singles], autoreset_mode=mode)
+    envs = PreferenceCostVectorWrapper(envs, CostModel(2, 1))
+    found, action = [], np.zeros((2, 1), np.float32)
+    for seed in range(2):
+        envs.reset(seed=seed)
+        for _ in range(after):
+            found += finished_trajectories(envs.step(action)[-1])
+        singles[1].broken = True
+        with pytest.raises(RuntimeError, match="fell over"):  # noqa: PT012 - now or after a reset
+            envs.step(action)
+            envs.step(action)
+        singles[1].broken = False
+        with pytest.raises(ResetNeeded, match="after an error"):
+            envs.step(action)
+    reset = mode is AutoresetMode.NEXT_STEP
+    assert len(found) == 2 * sum((after + reset) // (steps + reset) for steps in (length, 3))
+    for trajectory in found:
+        assert trajectory.obs[:, 0].tolist() == list(range(len(trajectory)))
+        assert len(trajectory) in (length, 3)
+        assert len(set(trajectory.obs[:, 1])) == 1
     envs.close()
