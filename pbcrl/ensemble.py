@@ -134,8 +134,8 @@ class CostModelEnsemble(LearnedCost):
             configs = config["members"]
             if nets is not None and len(nets) != len(configs):
                 raise MismatchError(
-                    f"each member takes a network of its own: {path} has {len(configs)} members, got "
-                    f"{len(nets)} networks; pass one module per member"
+                    f"each member takes a network of its own: {path} has {len(configs)} members, "
+                    f"got {len(nets)} networks; pass one module per member"
                 )
             members = []
             for i, member in enumerate(configs):

@@ -24,6 +24,7 @@ import torch
 from pbcrl.cost_model import CostModel
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter, _meta_json
 from pbcrl.dead_zone import DeadZone
+from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
 from pbcrl.journal import _line
 from pbcrl.label_log import LabelLog, read_labels
@@ -84,6 +85,12 @@ def write_cost_model(path: Path) -> None:
     CostModel(2, 1, hidden_sizes=(3,)).save(path, env_id="Toy-v0", dead_zone=1.5)
 
 
+def write_ensemble(path: Path) -> None:
+    torch.manual_seed(0)
+    members = [CostModel(2, 1, hidden_sizes=(3,)) for _ in range(2)]
+    CostModelEnsemble(members, pessimism=1.0).save(path, env_id="Toy-v0")
+
+
 def write_agent(path: Path) -> None:
     multiplier = LagrangeMultiplier()
     multiplier.update(3.0)
@@ -97,7 +104,7 @@ def write_labels(path: Path) -> None:
 
 
 def read_cost_model(path: Path) -> Content:
-    model, info = CostModel.load(path)
+    model, info = load_cost_model(path)
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()} | info
 
 
@@ -146,6 +153,7 @@ class Target:
 
 TARGETS = {
     "cost model": Target(write_cost_model, read_cost_model, "file"),
+    "ensemble": Target(write_ensemble, read_cost_model, "file"),
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
     "dataset": Target(write_dataset, read_dataset, "file"),
@@ -273,7 +281,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {"": path.read_bytes()}
 
 
-@pytest.mark.parametrize("cases", [100, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [80, pytest.param(1700, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_file_that_was_not_written_so_is_refused_or_read_as_it_was_written(tmp_path, name, cases):
     target, rng = TARGETS[name], np.random.default_rng([*name.encode()])
@@ -328,7 +336,7 @@ def forged(value: object, rng: np.random.Generator) -> object:
 
 
 def forge_cost_model(path: Path, rng: np.random.Generator) -> None:
-    write_cost_model(path)
+    write_ensemble(path) if rng.random() < 0.5 else write_cost_model(path)
     tensors, meta = load_tensors(path, kind="cost-model")
     chosen = str(rng.choice(["config", "info"], p=[0.9, 0.1]))
     save_tensors(
