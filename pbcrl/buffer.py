@@ -176,8 +176,8 @@ class PreferenceBuffer:
         if not self._has_warned and (num := self.num_contradictions):
             self._has_warned = True
             warnings.warn(
-                f"labels of the same trajectories should agree, but {num} pairs and trajectories "
-                "have labels that contradict each other; the loss weighs them evenly, which suits "
+                f"labels of the same trajectories should agree, but of {num} pairs or trajectories "
+                "the labels contradict each other; the loss weighs them evenly, which suits "
                 "a noisy teacher: of a sure one, check that answers stand in the order of queries",
                 stacklevel=2,
             )

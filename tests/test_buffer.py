@@ -257,6 +257,6 @@ def test_labels_that_contradict_each_other_are_counted(pairs, labels, num):
 def test_contradictory_labels_are_odd_and_warn_once():
     buffer = buffer_of(3)
     buffer.add_labels(np.array([(0, 1), (0, 1)]), [FIRST_SAFER, SECOND_SAFER])
-    with pytest.warns(UserWarning, match=r"3 pairs and trajectories have labels that contradict"):
+    with pytest.warns(UserWarning, match=r"of 3 pairs or trajectories the labels contradict"):
         buffer.check_trainable()
     buffer.check_trainable()

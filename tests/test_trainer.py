@@ -213,6 +213,7 @@ def test_a_linear_cost_is_learned_from_its_labels():
     assert test.safety_accuracy > 0.9
 
 
+@pytest.mark.filterwarnings("ignore:labels of the same trajectories should agree")
 def test_early_stopping_restores_the_best_weights():
     """Twenty episodes with a third of the labels wrong: the held-out loss soon rises."""
     oracle = SyntheticOracle(5, preference_noise=0.3, safety_noise=0.3, rng=rng())
@@ -551,6 +552,7 @@ def test_costs_that_well_separated_labels_spread_are_no_runaway():
 # -- Fine-tuning -----------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:labels of the same trajectories should agree")
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 512])
 def test_each_batch_is_half_new_and_half_old(batch_size):
     """At lr = 0 the mean loss tells the shares: old preferences are right, new ones wrong.
