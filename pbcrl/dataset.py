@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import operator
 import os
 import shutil
 import struct
 import sys
-import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatch
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final, overload
 
@@ -29,11 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pbcrl.errors import MismatchError, StorageError
-from pbcrl.journal import Journal, read_journal
+from pbcrl.journal import read_journal
 from pbcrl.storage import (
     check_format,
     corrupt,
-    open_regular,
     read_bytes,
     sync_folder,
     unreadable,
@@ -42,20 +38,24 @@ from pbcrl.storage import (
     write_atomically,
 )
 from pbcrl.trajectory import Trajectory
+from pbcrl.unfinished import (
+    FILES,
+    HEADER_BYTES,
+    JOURNAL,
+    UNFINISHED,
+    StepArrays,
+    UnfinishedRows,
+    array_bytes,
+    write_at,
+)
 
 _logger = logging.getLogger(__name__)
 
 _FORMAT = "pbcrl-trajectories"
 _VERSION = 2  # version 1 knew float32 vectors only, by their `obs_dim`
 _OBS_DTYPES = ("<f4", "|u1")
-_UNFINISHED = "pbcrl-unfinished-trajectories"
-_JOURNAL = "journal.jsonl"
-_FILES = {"meta.json", "obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy"}
-_FILES |= {_JOURNAL}  # in an unfinished one; a kill just after the renaming leaves it behind
-_LEFTOVER = "meta.json.*.partial"  # of a run that was killed while it wrote meta.json
 _FROM_FIRST = ("obs_dtype", "has_costs")  # what the first trajectory decides
 _MAX_AXES = 8  # of an observation
-_HEADER_BYTES = 256  # of each .npy file: fixed, as the number of rows is filled in at the end
 
 
 @final
@@ -118,7 +118,7 @@ class TrajectoryWriter:
         self._capacity = capacity
         self._rng, self._overwrite, self._closed = rng, overwrite, False
         self._check_target()
-        self._rows = _Rows(_partial(self.path))
+        self._rows = UnfinishedRows(_partial(self.path))
         try:
             if resume and self._rows.about is not None:
                 self._resume(self._rows.about)
@@ -165,7 +165,7 @@ class TrajectoryWriter:
         place = number if number < self._capacity else int(self._rng.integers(number + 1))
         if place < self._capacity:
             replaced = place if number >= self._capacity else None
-            self._rows.add(trajectory, self._meta, episode=number, replaced=replaced)
+            self._rows.add(trajectory, self._meta.step_arrays(), episode=number, replaced=replaced)
         else:
             self._rows.skip(episode=number)
 
@@ -186,7 +186,7 @@ class TrajectoryWriter:
                 f"{self.path}; collect for longer than one episode"
             )
         try:
-            self._rows.fill_gaps(self._meta)
+            self._rows.fill_gaps(self._meta.step_arrays())
             self._describe()
             if sys.platform == "win32":  # where no folder with an open file can be moved
                 self._rows.close()
@@ -221,7 +221,7 @@ class TrajectoryWriter:
                 "path, remove it, or pass overwrite=True"
             )
         names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else {"a file"}
-        if foreign := sorted(names - _FILES):
+        if foreign := sorted(names - FILES):
             raise StorageError(
                 f"overwrite=True replaces a dataset and nothing else, but {self.path} holds "
                 f"{', '.join(foreign)}; move that away, or choose another path"
@@ -230,7 +230,7 @@ class TrajectoryWriter:
     def _resume(self, found: Mapping[str, Any]) -> None:
         meta = self._meta
         if found.get("obs_dtype") not in _OBS_DTYPES or type(found.get("has_costs")) is not bool:
-            raise corrupt(self._rows.folder / _JOURNAL, "line 2 describes no dataset")
+            raise corrupt(self._rows.folder / JOURNAL, "line 2 describes no dataset")
         meta.obs_dtype, meta.has_costs = found["obs_dtype"], found["has_costs"]
         asked = meta.about() | {"capacity": self._capacity}
         if differing := [name for name in asked if found.get(name) != asked[name]]:
@@ -241,7 +241,7 @@ class TrajectoryWriter:
                 f"{[asked[name] for name in differing]}; repeat the first run's arguments, or "
                 "choose another path"
             )
-        self._rows.drop_torn(meta)
+        self._rows.drop_torn(meta.step_arrays())
         meta.seen = self._rows.seen
 
     def _check(self, trajectory: Trajectory) -> None:
@@ -279,7 +279,7 @@ class TrajectoryWriter:
             ("lengths", [row.steps for row in kept]),
             ("episodes", [row.episode for row in kept]),
         ):
-            _write_at(folder / f"{name}.npy", _HEADER_BYTES, np.array(numbers, "<i8").tobytes())
+            write_at(folder / f"{name}.npy", HEADER_BYTES, np.array(numbers, "<i8").tobytes())
         for name, (dtype, shape) in meta.arrays().items():
             path = folder / f"{name}.npy"
             with open(path, "r+b", buffering=0) as file:
@@ -297,192 +297,8 @@ class TrajectoryWriter:
             os.rename(self.path, replaced)
         os.rename(self._rows.folder, self.path)
         sync_folder(self.path.parent)
-        (self.path / _JOURNAL).unlink()  # not before: it is what a recovery reads
+        (self.path / JOURNAL).unlink()  # not before: it is what a recovery reads
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A trajectory that is wholly on disk."""
-
-    row: int
-    """Where in the arrays it is."""
-    episode: int
-    """Its serial number in the run."""
-    steps: int
-    data_crc32: int
-    """Checksum of its steps, array by array: a power cut may keep the journal and lose the row."""
-
-
-class _Rows:
-    """The folder of an unfinished dataset: rows of steps, and a journal of those that are whole.
-
-    A row counts from the moment that its line is in the journal. A replacement goes into a row that
-    is free, and the same line gives up the row that it replaces, so that nothing is ever missing
-    but the trajectory that is just being written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        names = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
-        if foreign := {name for name in names - _FILES if not fnmatch(name, _LEFTOVER)}:
-            raise StorageError(
-                f"an unfinished dataset is alone in its folder, but {folder} holds "
-                f"{', '.join(sorted(foreign))}; move that away, or choose another path"
-            )
-        self._journal = Journal(folder / _JOURNAL, kind=_UNFINISHED)
-        self.kept: list[_Row] = []
-        """The trajectories of the sample, each at its place in the reservoir."""
-        self.about: dict[str, Any] | None = None
-        """What the dataset will be; None until it has a first trajectory."""
-        self.seen = 0
-        self._free: list[int] = []
-        self._written: list[int] = []  # steps of each row that were ever written
-        try:
-            for leftover in folder.glob(_LEFTOVER):
-                leftover.unlink()
-            self._replay()
-        except BaseException:
-            self.close()
-            raise
-
-    def begin(self, about: dict[str, Any]) -> None:
-        self._journal.append([about], sync=False)
-        self.about = about
-
-    def skip(self, *, episode: int) -> None:
-        """Count a trajectory that is not kept."""
-        self._journal.append([{"episode": episode}], sync=False)
-
-    def add(
-        self, trajectory: Trajectory, meta: _Meta, *, episode: int, replaced: int | None
-    ) -> None:
-        """Write a trajectory; with `replaced`, into that place of the reservoir."""
-        if not self._free:
-            self._free.append(len(self._written))
-            self._written.append(0)
-        row = self._free[-1]  # free until all of it is on disk
-        steps = self._written[row] = max(self._written[row], len(trajectory))
-        data_crc32 = 0
-        try:
-            for name, (dtype, shape) in meta.step_arrays().items():
-                rows = np.zeros((steps, *shape[1:]), dtype)
-                rows[: len(trajectory)] = getattr(trajectory, name)
-                data_crc32 = zlib.crc32(rows[: len(trajectory)].tobytes(), data_crc32)
-                at = _HEADER_BYTES + row * _array_bytes(dtype, shape)
-                _write_at(self.folder / f"{name}.npy", at, rows.tobytes())
-        except OSError as error:
-            raise unwritable(self.folder, error) from error
-        new = _Row(row, episode, len(trajectory), data_crc32)
-        if replaced is None or replaced >= len(self.kept):  # a full disk left a place empty
-            self._commit(new, None)
-            self._free.pop()
-            self.kept.append(new)
-        else:
-            old = self.kept[replaced]
-            self._commit(new, old)
-            self._free[-1] = old.row
-            self.kept[replaced] = new
-
-    def fill_gaps(self, meta: _Meta) -> None:
-        """Move the last rows into free ones, so that the first `len(kept)` are whole."""
-        gaps = sorted(set(range(len(self.kept))) - {row.row for row in self.kept})
-        moved = [i for i, row in enumerate(self.kept) if row.row >= len(self.kept)]
-        for gap, i in zip(gaps, moved, strict=True):
-            old = self.kept[i]
-            for name, (dtype, shape) in meta.step_arrays().items():
-                path, row_bytes = self.folder / f"{name}.npy", _array_bytes(dtype, shape)
-                with open(path, "rb") as file:
-                    file.seek(_HEADER_BYTES + old.row * row_bytes)
-                    data = file.read(row_bytes).ljust(row_bytes, b"\0")  # the file's end is a hole
-                _write_at(path, _HEADER_BYTES + gap * row_bytes, data)
-            self.kept[i] = replace(old, row=gap)
-            self._commit(self.kept[i], old)
-
-    def drop_torn(self, meta: _Meta) -> None:
-        """Leave out rows that are not what was written, as a power cut or a bad disk brings about.
-
-        Raises:
-            CorruptFileError: If none is left; the files stay as they are.
-        """
-        torn = {
-            row
-            for row in self.kept
-            if not 0 < row.steps <= meta.horizon or self._data_crc32(row, meta) != row.data_crc32
-        }
-        if torn and len(torn) == len(self.kept):
-            raise corrupt(self.folder, "none of its trajectories matches its checksum")
-        if torn:
-            warnings.warn(
-                f"trajectories are kept as they were written, but {len(torn)} of {len(self.kept)} "
-                f"in {self.folder} do not match their checksum; they are left out: copy the folder "
-                "first if a part of them is worth having",
-                stacklevel=5,
-            )
-        self.kept = [row for row in self.kept if row not in torn]
-        self._free += [row.row for row in torn]
-        self._written = [meta.horizon] * len(self._written)
-
-    def clear(self) -> None:
-        """Start afresh; the journal goes first, so that no line of it speaks of rows to come."""
-        self._journal.clear()
-        try:
-            for name in _FILES - {_JOURNAL}:
-                (self.folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise unwritable(self.folder, error) from error
-        self.kept, self.about, self.seen, self._free, self._written = [], None, 0, [], []
-
-    def close(self) -> None:
-        self._journal.close()
-
-    def remove(self) -> None:
-        self.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _commit(self, new: _Row, old: _Row | None) -> None:
-        replaces = None if old is None else old.row
-        self._journal.append([asdict(new) | {"replaces": replaces}], sync=False)
-
-    def _replay(self) -> None:
-        if not self._journal.entries:
-            return
-        self.about, *entries = self._journal.entries
-        kept: dict[int, _Row] = {}
-        for number, entry in enumerate(entries, start=3):
-            try:
-                replaces = entry.pop("replaces", None)
-                row = _Row(**entry) if "row" in entry else _Row(0, entry["episode"], 1, 0)
-                # A new row is the first free one, so that there are never more than lines.
-                sound = all(type(field) is int for field in asdict(row).values())
-                if not (sound and 0 <= row.row < number and 0 <= row.episode < 2**62):
-                    raise ValueError(f"a row that cannot be: {row}")
-                self.seen = max(self.seen, row.episode + 1)
-                if "row" in entry:
-                    kept[row.row] = row
-                    kept.pop(replaces, None)
-            except (KeyError, TypeError, ValueError) as error:
-                raise corrupt(self._journal.path, f"line {number}: {error!r}") from error
-        self.kept = list(kept.values())
-        used = max(kept, default=-1) + 1
-        self._free = sorted(set(range(used)) - set(kept), reverse=True)
-        self._written = [0] * used
-
-    def _data_crc32(self, row: _Row, meta: _Meta) -> int:
-        data_crc32 = 0
-        for name, (dtype, shape) in meta.step_arrays().items():
-            path = self.folder / f"{name}.npy"
-            at = _HEADER_BYTES + row.row * _array_bytes(dtype, shape)
-            num_bytes = row.steps * _array_bytes(dtype, shape[1:])
-            try:
-                with open_regular(path) as file:
-                    if os.fstat(file.fileno()).st_size < at + num_bytes:
-                        return -1  # and nothing is read, whatever length is claimed
-                    file.seek(at)
-                    data_crc32 = zlib.crc32(file.read(num_bytes), data_crc32)
-            except OSError as error:
-                raise unreadable(path, error) from error
-        return data_crc32
 
 
 @final
@@ -521,7 +337,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
     def __init__(self, path: str | os.PathLike[str], *, env_id: str | None = None) -> None:
         self.path = Path(path)
-        if not self.path.exists() and (_partial(self.path) / _JOURNAL).exists():
+        if not self.path.exists() and (_partial(self.path) / JOURNAL).exists():
             raise StorageError(
                 f"a dataset must be finished to be opened, but {self.path} is still "
                 f"{_partial(self.path).name}; wait for its writer, or, if that was killed, finish "
@@ -560,8 +376,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
             StorageError: If there is nothing to finish, or a writer is still at work on it.
             CorruptFileError, FormatVersionError: If what is there is damaged.
         """
-        journal = _partial(Path(path)) / _JOURNAL
-        found, _ = read_journal(journal, kind=_UNFINISHED)
+        journal = _partial(Path(path)) / JOURNAL
+        found, _ = read_journal(journal, kind=UNFINISHED)
         if not found:
             raise StorageError(
                 f"a dataset needs at least one finished episode, but {journal.parent} has none; "
@@ -647,15 +463,15 @@ class _Meta:
         """What is known from the first trajectory on."""
         return {k: v for k, v in asdict(self).items() if k not in ("count", "seen", "crc32")}
 
-    def step_arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def step_arrays(self) -> StepArrays:
         """Dtype and shape of one trajectory's row in each array, by the names of `Trajectory`."""
-        arrays: dict[str, tuple[str, tuple[int, ...]]] = {
+        arrays: StepArrays = {
             "obs": (self.obs_dtype, (self.horizon, *self.obs_shape)),
             "actions": ("<f4", (self.horizon, self.act_dim)),
         }
         return arrays | ({"costs": ("<f4", (self.horizon,))} if self.has_costs else {})
 
-    def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+    def arrays(self) -> StepArrays:
         """Dtype and shape of all arrays; the file is `<name>.npy`."""
         steps = {
             name: (dtype, (self.count, *row)) for name, (dtype, row) in self.step_arrays().items()
@@ -674,26 +490,15 @@ def _partial(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
-def _write_at(path: Path, at: int, data: bytes) -> None:
-    path.touch()
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(at)
-        write_all(file, data)
-
-
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The start of the .npy file of an array (NumPy's format 1.0)."""
     text = repr({"descr": dtype, "fortran_order": False, "shape": shape})
-    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", _HEADER_BYTES - 10)
-    return (start + text.encode()).ljust(_HEADER_BYTES - 1) + b"\n"
-
-
-def _array_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
+    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", HEADER_BYTES - 10)
+    return (start + text.encode()).ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def _file_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return _HEADER_BYTES + _array_bytes(dtype, shape)
+    return HEADER_BYTES + array_bytes(dtype, shape)
 
 
 def _map_array(path: Path, dtype: str, shape: tuple[int, ...], crc32: object) -> NDArray[Any]:
@@ -707,7 +512,7 @@ def _map_array(path: Path, dtype: str, shape: tuple[int, ...], crc32: object) ->
             )
         if _crc32(path) != crc32:
             raise corrupt(path, "its contents do not match its crc32")
-        return np.memmap(path, dtype, mode="r", offset=_HEADER_BYTES, shape=shape)
+        return np.memmap(path, dtype, mode="r", offset=HEADER_BYTES, shape=shape)
     except OSError as error:
         raise unreadable(path, error) from error
 
