@@ -40,7 +40,8 @@ class HighwayCostWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructo
 
     Raises:
         TypeError: If the env is not one of highway-env.
-        ValueError: If a number is out of its range, or no cost is left.
+        ValueError: If a number is out of its range, no cost is left, or the env does not control
+            exactly one vehicle.
     """
 
     def __init__(
@@ -56,6 +57,11 @@ class HighwayCostWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructo
                 "HighwayCostWrapper reads the road of an env of highway-env, got "
                 f"{type(env.unwrapped).__name__}; put the cost of any other into info['cost'] "
                 "yourself"
+            )
+        controlled = env.unwrapped.config.get("controlled_vehicles", 1)
+        if controlled != 1:
+            raise ValueError(
+                f"the cost is that of one vehicle, got {controlled} controlled_vehicles"
             )
         if proximity is not None and not (len(proximity) == 2 and min(proximity) > 0):
             raise ValueError(
@@ -155,12 +161,33 @@ def make_highway_env(
             merge, 12 in the roundabout and 8 at the intersection.
 
     Raises:
-        ValueError: If the name or a key of the configuration is unknown.
+        ValueError: If the name or a key of the configuration is unknown, or a value impossible.
     """
     if name not in _ENVS:
         raise ValueError(f"name must be one of {', '.join(_ENVS)}, got {name!r}")
     known = _ENVS[name]
     refuse_unknown(config or {}, list(known.env.default_config()))
-    env = known.env({**_CONTINUOUS, **known.config, **(config or {})}, render_mode)
+    config = {**_CONTINUOUS, **known.config, **(config or {})}
     costs = {"speed_limit": known.speed_limit, **costs}
-    return FlattenObservation(HighwayCostWrapper(env, **costs))
+    _check({**known.env.default_config(), **config}, proximity=costs.get("proximity", True))
+    return FlattenObservation(HighwayCostWrapper(known.env(config, render_mode), **costs))
+
+
+def _check(config: Mapping[str, Any], *, proximity: Any) -> None:
+    """Refuse by name what highway-env takes in silence, or breaks on far from the cause."""
+    for name in ("lanes_count", "policy_frequency", "simulation_frequency"):
+        if config.get(name, 1) < 1:
+            raise ValueError(f"{name} must be >= 1, got {config[name]}")
+    if config["simulation_frequency"] < config["policy_frequency"]:
+        raise ValueError(
+            "simulation_frequency must be >= policy_frequency, or nothing moves, got "
+            f"{config['simulation_frequency']} and {config['policy_frequency']}"
+        )
+    for name in ("vehicles_count", "initial_vehicle_count"):
+        if config.get(name, 0) < 0:
+            raise ValueError(f"{name} must be >= 0, got {config[name]}")
+    if proximity is not None and config.get("vehicles_count") == 0:
+        raise ValueError(
+            "a proximity cost needs traffic, got vehicles_count 0; add vehicles, or set proximity "
+            "to None"
+        )

@@ -113,6 +113,9 @@ class Scenario:
 def _check(scenario: Scenario) -> None:
     s = scenario
     lanes = s.lanes_count
+    for name in ("lanes_count", "policy_frequency", "simulation_frequency"):
+        if not isinstance(getattr(s, name), int | np.integer):
+            raise ValueError(f"{name} must be a whole number, got {getattr(s, name)!r}")
     if lanes < 1:
         raise ValueError(f"lanes_count must be >= 1, got {lanes}; a road needs a lane")
     if not s.start_lanes:

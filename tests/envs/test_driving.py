@@ -605,6 +605,7 @@ CAR = {"lane": 0, "position": 0.5, "speed": 0.2}
     ("config", "message"),
     [
         ({"lanes_count": -1}, "lanes_count must be >= 1, got -1"),
+        ({"lanes_count": 2.5}, "lanes_count must be a whole number, got 2.5"),
         ({"lanes_count": 2}, r"start_lanes must be in 0\.\.1, got 2"),
         ({"start_lanes": []}, "start_lanes must name at least one lane"),
         ({"goal": -0.5}, "goal must lie ahead of start_position, got goal -0.5"),
@@ -620,6 +621,7 @@ CAR = {"lane": 0, "position": 0.5, "speed": 0.2}
         ({"start_speed": 1.5}, r"start_speed must be in \[-1, 1\], got 1.5"),
         ({"speed_limit": 0.0}, "speed_limit must be > 0, got 0"),
         ({"proximity_limit": -0.1}, "proximity_limit must be > 0, got -0.1"),
+        ({"simulation_frequency": 10.0}, "simulation_frequency must be a whole number, got 10.0"),
         ({"simulation_frequency": 7}, "must be a multiple of policy_frequency, .* got 7 and 5"),
         ({"speed_limits": 1}, "config has no key 'speed_limits'; did you mean 'speed_limit'"),
     ],

@@ -147,3 +147,25 @@ def test_other_envs_names_and_keys_are_refused():
         make_highway_env("parking")
     with pytest.raises(ValueError, match="no key 'lane_count'; did you mean 'lanes_count'"):
         make_highway_env("highway", config={"lane_count": 2})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"lanes_count": -1}, "lanes_count must be >= 1, got -1"),
+        ({"vehicles_count": -3}, "vehicles_count must be >= 0, got -3"),
+        ({"vehicles_count": 0}, "a proximity cost needs traffic, got vehicles_count 0"),
+        ({"policy_frequency": 0}, "policy_frequency must be >= 1, got 0"),
+        ({"policy_frequency": 6}, "must be >= policy_frequency, .* got 5 and 6"),
+        ({"controlled_vehicles": 2}, "the cost is that of one vehicle, got 2"),
+    ],
+)
+def test_configurations_that_highway_env_would_take_are_refused_by_name(config, message):
+    with pytest.raises(ValueError, match=message):
+        make_highway_env("highway", config=config)
+
+
+def test_without_a_proximity_cost_the_road_may_be_empty():
+    env = make_highway_env("highway", config={"vehicles_count": 0}, proximity=None)
+    env.reset(seed=0)
+    assert env.step(STRAIGHT)[4]["cost"] == 0
