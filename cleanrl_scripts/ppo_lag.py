@@ -70,6 +70,8 @@ class Args:
     """env steps per gradient step"""
     lr: float = 3e-4
     """Adam's step size, actor and critics"""
+    lr_decay: float = 0.0
+    """share of lr that is lost over the run, linearly, in [0, 1]; 1 ends near 0"""
     max_grad_norm: float = 1.0
     """gradient norm to clip at, for the actor and for both critics together"""
     hidden_sizes: tuple[int, ...] = (256, 256, 256)
@@ -113,6 +115,10 @@ class Args:
     @property
     def num_iterations(self) -> int:
         return -(-self.total_timesteps // self.batch_size)
+
+    def lr_at(self, iteration: int) -> float:
+        """Adam's step size in iteration 1, 2, ..."""
+        return self.lr * (1 - self.lr_decay * (iteration - 1) / self.num_iterations)
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -258,6 +264,10 @@ def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
     require_positive(args, *counts, "max_trajectories", "torch_threads")
+    if not 0 <= args.lr_decay <= 1:
+        raise ValueError(
+            f"--lr-decay must be in [0, 1], got {args.lr_decay}; 0 keeps --lr constant"
+        )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -318,6 +328,8 @@ def train(args: Args) -> Path:
             next_obs, _ = envs.reset(seed=args.seed)
             check_finite("observations", next_obs, 0)
             for iteration in range(1, args.num_iterations + 1):
+                for optimizer in (optimizer_actor, optimizer_critics):
+                    optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out ---------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
                 perturbation = torch.randn(*shape, act_dim, generator=noise)

@@ -135,6 +135,8 @@ class Args:
     """env steps per gradient step"""
     lr: float = 3e-4
     """Adam's step size, actor and critics"""
+    lr_decay: float = 0.0
+    """share of lr that is lost over the run, linearly, in [0, 1]; 1 ends near 0"""
     max_grad_norm: float = 1.0
     """gradient norm to clip at, for the actor and for both critics together"""
     hidden_sizes: tuple[int, ...] = (256, 256, 256)
@@ -178,6 +180,10 @@ class Args:
     @property
     def num_iterations(self) -> int:
         return -(-self.total_timesteps // self.batch_size)
+
+    def lr_at(self, iteration: int) -> float:
+        """Adam's step size in iteration 1, 2, ..."""
+        return self.lr * (1 - self.lr_decay * (iteration - 1) / self.num_iterations)
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -273,8 +279,8 @@ def collect(args: Args, run: Run) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it."""
     # Not the multiplier's settings: those here are for a learned cost, standardised.
     shared = """
-        env_id seed num_envs num_steps epochs minibatch_size lr max_grad_norm hidden_sizes gamma
-        gae_lambda clip target_kl bound_coef initial_log_std torch_threads
+        env_id seed num_envs num_steps epochs minibatch_size lr lr_decay max_grad_norm hidden_sizes
+        gamma gae_lambda clip target_kl bound_coef initial_log_std torch_threads
     """
     options = {name: getattr(args, name) for name in shared.split()}
     options["cost_limit"] = resolve_cost_limit(args.env_id, args.cost_limit)
@@ -425,6 +431,10 @@ def train(args: Args) -> Path:
         raise ValueError(
             "pessimism is about how far models disagree, but there is one, got --pessimism "
             f"{args.pessimism}; give an --ensemble-size of 2 or more"
+        )
+    if not 0 <= args.lr_decay <= 1:
+        raise ValueError(
+            f"--lr-decay must be in [0, 1], got {args.lr_decay}; 0 keeps --lr constant"
         )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
@@ -596,6 +606,8 @@ def train(args: Args) -> Path:
         try:
             next_obs, _ = envs.reset(seed=online_seed)
             for iteration in range(1, args.num_iterations + 1):
+                for optimizer in (optimizer_actor, optimizer_critics):
+                    optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out -------------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
                 finished: list[Trajectory] = []

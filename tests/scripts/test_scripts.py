@@ -276,11 +276,33 @@ def test_pbcrl_collects_its_own_dataset_once_and_then_reuses_it(scripts, tmp_pat
         ({"cost_limit": -1.0}, ValueError, "must be >= 0"),
         ({"cost_limit": float("nan")}, ValueError, "must be >= 0"),
         ({"num_envs": 0}, ValueError, "--num-envs must be at least 1, got 0"),
+        ({"lr_decay": 1.5}, ValueError, r"--lr-decay must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_ppo_lag_refuses_what_it_cannot_run(scripts, tmp_path, changes, error, message):
     with pytest.raises(error, match=message):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    ("decay", "rates"), [(0.0, [0.8] * 4), (0.5, [0.8, 0.7, 0.6, 0.5]), (1.0, [0.8, 0.6, 0.4, 0.2])]
+)
+def test_the_step_size_falls_linearly_by_the_share_that_is_asked_for(scripts, decay, rates):
+    for script in (scripts.ppo_lag, scripts.ppo_lag_pbcrl):
+        args = script.Args(total_timesteps=350, num_envs=2, num_steps=50, lr=0.8, lr_decay=decay)
+        assert [args.lr_at(k + 1) for k in range(args.num_iterations)] == pytest.approx(rates)
+
+
+def test_a_falling_step_size_moves_the_second_iteration_and_not_the_first(scripts, tmp_path):
+    logs = []
+    for decay in (0.0, 1.0):
+        args = small_ppo_lag(scripts, tmp_path, run_name=f"decay-{decay}", lr_decay=decay)
+        log = (scripts.ppo_lag.train(args) / "metrics.jsonl").read_text().splitlines()
+        logs.append([json.loads(line) for line in log])
+    constant, falling = logs
+    assert len(constant) >= 2
+    assert constant[0]["kl"] == falling[0]["kl"]
+    assert constant[1]["kl"] > falling[1]["kl"]
 
 
 def test_pbcrl_refuses_a_dataset_of_another_env(scripts, tmp_path, toy_dataset):
