@@ -26,12 +26,13 @@ import pbcrl_envs
 SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 TASKS = "DrivingBlockedRoad-v0", "DrivingLaneChange-v0"
 LEARNING = {
-    "total-timesteps": 1_500_000,
+    "total-timesteps": 2_000_000,
     "num-envs": 100,
     "num-steps": 100,
     "minibatch-size": 2_000,
     "hidden-sizes": (64, 64),
     "lr": 1e-3,
+    "lr-decay": 0.9,  # or the last iterate is left to chance
     "target-kl": 0.01,
     "bound-coef": 0.1,
     "initial-log-std": -1.0,
