@@ -5,9 +5,9 @@ The pieces, in the order in which data flows through them; each can be used alon
 - `PreferenceCostWrapper`, `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]` of
   any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`), with
   observations and actions as rows (`obs_rows`, `action_rows`).
-- An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` does from true costs, a person
-  from looking.
-- `PreferenceBuffer` keeps labelled pairs; `draw_pairs` chooses which to ask about.
+- An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` from true costs, like a `Teacher`
+  with this or that weakness; a person through a `FolderOracle`, a function by a `FunctionOracle`.
+- `PreferenceBuffer` keeps labelled pairs; `draw_pairs` and the `SELECTIONS` choose which to ask.
 - `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them; `CostModelTrainer` fits either by
   `pbci_loss` with a `DeadZone`.
 - A `Multiplier` prices the learned cost while a policy is trained: `LagrangeMultiplier` by Adam,
@@ -42,8 +42,19 @@ from pbcrl.lagrange import (
 )
 from pbcrl.cost_model import CostModel, LearnedCost
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
-from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
+from pbcrl.oracle import (
+    TEACHERS,
+    DelayedOracle,
+    Oracle,
+    ReplayOracle,
+    SyntheticOracle,
+    Teacher,
+    make_teacher,
+)
+from pbcrl.ledger import BudgetLedger, FunctionOracle, query_digest
+from pbcrl.folder_oracle import FolderOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.selection import SELECTIONS, Selection
 from pbcrl.trainer import CostModelTrainer, Evaluation
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
@@ -80,15 +91,21 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MULTIPLIER_RULES",
+    "SELECTIONS",
+    "TEACHERS",
     "AscentMultiplier",
     "BudgetError",
+    "BudgetLedger",
     "CorruptFileError",
     "CostModel",
     "CostModelEnsemble",
     "CostModelTrainer",
     "DeadZone",
+    "DelayedOracle",
     "Evaluation",
+    "FolderOracle",
     "FormatVersionError",
+    "FunctionOracle",
     "Label",
     "LabelError",
     "LabelLog",
@@ -108,9 +125,11 @@ __all__ = [
     "PreferenceCostWrapper",
     "Query",
     "ReplayOracle",
+    "Selection",
     "SoftplusMultiplier",
     "StorageError",
     "SyntheticOracle",
+    "Teacher",
     "Trajectory",
     "TrajectoryDataset",
     "TrajectoryRecorder",
@@ -133,12 +152,14 @@ __all__ = [
     "finished_trajectories",
     "load_cost_model",
     "load_tensors",
+    "make_teacher",
     "obs_rows",
     "obs_shape_of",
     "pair_accuracy",
     "pbci_loss",
     "preference_calibration_error",
     "preference_loss",
+    "query_digest",
     "read_labels",
     "safety_calibration_error",
     "safety_loss",

@@ -73,6 +73,11 @@ class PreferenceBuffer:
         return len(self._pairs)
 
     @property
+    def labelled_pairs(self) -> Pairs:
+        """The labelled pairs in order, as indices into `trajectories`, int64 (len(self), 2)."""
+        return self._pairs.copy()
+
+    @property
     def num_compared(self) -> int:
         """Number of different trajectories that occur in a labelled pair."""
         return len(np.unique(self._pairs))

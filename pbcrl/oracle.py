@@ -1,20 +1,24 @@
 """Who answers queries: an oracle turns each into one preference and two safety labels.
 
-`SyntheticOracle` answers from true costs and is the only reader of the true limit d besides the
-evaluation; `ReplayOracle` gives labels again that were bought before. A person is an oracle too:
-anything with `label` and `queries_used` is one.
+An oracle is handed queries (`submit`) and asked now and then what has been answered (`collect`), so
+that a slow one delays labels, never training; `label` waits. `SyntheticOracle` answers from true
+costs, as well or as badly as its `Teacher`, and is the only reader of the true limit d besides the
+evaluation; `ReplayOracle` gives labels again that were bought before. People answer through a
+`FolderOracle`, functions through a `FunctionOracle`.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, final
 
 import numpy as np
 
 from pbcrl.errors import BudgetError
-from pbcrl.trajectory import Label, Query
+from pbcrl.trajectory import Label, Query, Trajectory
 
 
 class Oracle(Protocol):
@@ -22,26 +26,137 @@ class Oracle(Protocol):
 
     @property
     def queries_used(self) -> int:
-        """Queries answered so far."""
+        """Queries taken so far, answered or not: each was paid for when it was handed in."""
+        ...
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Hand in queries; return the number of each, under which its answer will come.
+
+        Raises:
+            BudgetError: If they exceed what is left of the budget; none is taken then.
+        """
+        ...
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers that came since the last call, by number. Never waits."""
         ...
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
-        """Answer every query, in order."""
+        """Answer every query, in order, however long that takes."""
         ...
 
 
+@dataclass(frozen=True)
+class Teacher:
+    """How somebody answers who feels the true costs; the default is without fault.
+
+    The irrational teachers of B-Pref (Lee et al. 2021), with costs in the place of returns. Numbers
+    are in units of true episode cost, and used as they are. Each applies to the preference, in this
+    order: a skip, a tie, a comparison, a slip. What a teacher compares is the episode's cost *as
+    remembered*, which is the plain sum unless `discount` is below 1.
+
+    Safety labels: a skip is no answer at all; `beta` acts as if the episode were compared with one
+    that costs exactly d, which is how Eq. 6 reads a safety label; `safety_noise` flips. Ties and
+    memory do not act on them: there is no third answer, and d is a limit on whole sums.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    beta: float = math.inf
+    """Rationality > 0: prefers the first with probability σ(beta (C_2 - C_1)). inf never errs."""
+    preference_noise: float = 0.0
+    """Probability of a slip: the preference μ is given as 1 - μ."""
+    safety_noise: float = 0.0
+    """The same for each safety label, independently."""
+    skip_above: float = math.inf
+    """Gives no answer if both cost more: B-Pref's teacher skips if neither is any good."""
+    equal_margin: float = 0.0
+    """Calls it a tie (0.5) if the costs differ by no more than this."""
+    discount: float = 1.0
+    """γ in (0, 1]: a step counts γ^(T - 1 - t), so that what came last is remembered best."""
+
+    def __post_init__(self) -> None:
+        for name in ("preference_noise", "safety_noise"):
+            noise = getattr(self, name)
+            if not 0 <= noise <= 1:
+                raise ValueError(f"{name} is a probability, got {noise}; give a number in [0, 1]")
+        for name in ("skip_above", "equal_margin"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(
+                    f"{name} is a true episode cost and must be >= 0, got {getattr(self, name)}"
+                )
+        if not self.beta > 0 or not 0 < self.discount <= 1:
+            raise ValueError(
+                f"a teacher needs beta > 0 and discount in (0, 1], got {self.beta} and "
+                f"{self.discount}; beta=inf is without error, discount=1 remembers everything"
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the same query may get another answer."""
+        return self.beta < math.inf or self.preference_noise + self.safety_noise > 0
+
+
+TEACHERS = ("perfect", "beta", "mistake", "skip", "equal", "myopic")
+
+
+def make_teacher(name: str, *, cost_scale: float, horizon: int) -> Teacher:
+    """Return one of `TEACHERS`, each with one weakness, for a task with costs of a known size.
+
+    - `perfect`: none.
+    - `beta`: 3 / scale, so that a difference of one scale is told right 95 times in 100.
+    - `mistake`: slips at one label in ten, of each kind; B-Pref's rate.
+    - `skip`: no answer if both cost more than two scales.
+    - `equal`: a tie within half a scale.
+    - `myopic`: 1 - 5 / horizon, a memory of the last fifth; B-Pref's 0.9 on its 50 steps.
+
+    Args:
+        name: Which.
+        cost_scale: A true episode cost that is felt as large, > 0: the limit d, or, where that is
+            0, the standard deviation of the episode costs. Never a return: what a step costs says
+            nothing about what it earns.
+        horizon: Steps of an episode.
+
+    Raises:
+        ValueError: If there is no such teacher, or it needs a `cost_scale` or `horizon` > 0.
+    """
+    if name not in TEACHERS:
+        raise ValueError(f"a teacher is one of {', '.join(TEACHERS)}, got {name!r}")
+    if name in ("beta", "skip", "equal") and not 0 < cost_scale < math.inf:
+        raise ValueError(
+            f"the margins of the teacher {name!r} need a finite cost scale > 0, got {cost_scale}; "
+            "with the limit 0 take the standard deviation of the true episode costs"
+        )
+    if horizon < 1:
+        raise ValueError(f"horizon counts the steps of an episode and must be >= 1, got {horizon}")
+    if name == "beta":
+        return Teacher(beta=3 / cost_scale)
+    if name == "mistake":
+        return Teacher(preference_noise=0.1, safety_noise=0.1)
+    if name == "skip":
+        return Teacher(skip_above=2 * cost_scale)
+    if name == "equal":
+        return Teacher(equal_margin=cost_scale / 2)
+    if name == "myopic":
+        return Teacher(discount=max(1 - 5 / horizon, 0.5))
+    return Teacher()
+
+
+@final
 class SyntheticOracle:
-    """Labels from true costs: exact, or with noise flipped in once at labelling time.
+    """Labels from true costs, at once.
 
     The first trajectory is preferred if its true episode cost is lower, a tie gives 0.5, and a
-    trajectory is safe if C(τ) <= d. Costs are summed undiscounted.
+    trajectory is safe if C(τ) <= d. Costs are summed undiscounted. A `Teacher` may blur all this,
+    once, at labelling time.
 
     Args:
         cost_limit: d >= 0, the true limit, per episode.
-        budget: Most queries to answer; None is no bound.
-        preference_noise: Probability in [0, 1] that a preference μ is flipped to 1 - μ.
-        safety_noise: The same for each safety label, independently.
-        rng: Source of the noise; needed if there is any.
+        budget: Most queries to take; None is no bound. A skipped query counts: somebody has looked
+            at it. (B-Pref counts only those that got an answer.)
+        teacher: Who answers; by default somebody without fault.
+        rng: Source of chance; needed if the teacher is random.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -52,8 +167,7 @@ class SyntheticOracle:
         cost_limit: float,
         *,
         budget: int | None = None,
-        preference_noise: float = 0.0,
-        safety_noise: float = 0.0,
+        teacher: Teacher | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
         if not 0 <= cost_limit < math.inf:
@@ -61,24 +175,31 @@ class SyntheticOracle:
                 f"the true cost limit must be finite and >= 0, got {cost_limit}; it is the highest "
                 "episode cost that still counts as safe"
             )
-        if budget is not None and budget < 0:
-            raise ValueError(f"a query budget must be >= 0, got {budget}; None is no bound")
-        for name, noise in [("preference_noise", preference_noise), ("safety_noise", safety_noise)]:
-            if not 0 <= noise <= 1:
-                raise ValueError(f"{name} is a probability, got {noise}; give a number in [0, 1]")
-        if rng is None and preference_noise + safety_noise > 0:
-            raise ValueError("label noise is random: pass rng=np.random.default_rng(seed)")
         self.cost_limit = cost_limit
-        self.budget = budget
-        self._preference_noise = preference_noise
-        self._safety_noise = safety_noise
+        self.budget = checked_budget(budget)
+        self.teacher = Teacher() if teacher is None else teacher
+        if rng is None and self.teacher.is_random:
+            raise ValueError("label noise is random: pass rng=np.random.default_rng(seed)")
         self._rng = rng
         self._queries_used = 0
+        self._answers: dict[int, Label] = {}
 
     @property
     def queries_used(self) -> int:
         """Queries answered so far."""
         return self._queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
+        labels = self.label(queries)
+        numbers = list(range(self._queries_used - len(labels), self._queries_used))
+        self._answers |= zip(numbers, labels, strict=True)
+        return numbers
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers to all that was submitted since the last call, by number."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order.
@@ -87,32 +208,47 @@ class SyntheticOracle:
             BudgetError: If the queries exceed what is left of the budget; none is answered then.
             MissingCostError: If a trajectory has no true costs; none is answered then.
         """
-        left = math.inf if self.budget is None else self.budget - self._queries_used
-        if len(queries) > left:
-            raise BudgetError(
-                f"the oracle's budget of {self.budget} queries must not be passed: {left} are "
-                f"left, {len(queries)} were asked; ask fewer, or raise the budget"
-            )
+        check_left(self.budget, used=self._queries_used, asked=len(queries))
         # All costs first: a missing one must not leave the stream of noise half drawn.
         costs = [(query.first.true_cost, query.second.true_cost) for query in queries]
         self._queries_used += len(queries)
-        return [self._answer(first_cost, second_cost) for first_cost, second_cost in costs]
+        return [self._answer(query, *both) for query, both in zip(queries, costs, strict=True)]
 
-    def _answer(self, first_cost: float, second_cost: float) -> Label:
-        preference = 0.5 + 0.5 * float(np.sign(second_cost - first_cost))
-        if self._flip(self._preference_noise):
+    def _answer(self, query: Query, first_cost: float, second_cost: float) -> Label:
+        teacher = self.teacher
+        first, second = first_cost, second_cost
+        if teacher.discount < 1:
+            first, second = (self._remembered(t) for t in (query.first, query.second))
+        if min(first, second) > teacher.skip_above:
+            return Label(math.nan, math.nan, math.nan)
+        tie = abs(second - first) <= teacher.equal_margin
+        preference = 0.5 if tie else self._judge(second - first)
+        if self._flip(teacher.preference_noise):
             preference = 1 - preference
         first_safe, second_safe = (
-            float((cost <= self.cost_limit) != self._flip(self._safety_noise))
+            abs(self._judge(self.cost_limit - cost) - self._flip(teacher.safety_noise))
             for cost in (first_cost, second_cost)
         )
         return Label(preference, first_safe, second_safe)
+
+    def _remembered(self, trajectory: Trajectory) -> float:
+        assert trajectory.costs is not None  # checked by `true_cost`
+        age = np.arange(len(trajectory))[::-1]
+        return float(np.sum(trajectory.costs * self.teacher.discount**age, dtype=np.float64))
+
+    def _judge(self, margin: float) -> float:
+        """Whether a cost lies below another by this margin, as the teacher sees it: 1 or 0."""
+        if self.teacher.beta == math.inf or self._rng is None:
+            return float(margin >= 0)
+        probability = 0.5 + 0.5 * math.tanh(self.teacher.beta * margin / 2)  # σ, without overflow
+        return float(self._rng.random() < probability)
 
     def _flip(self, probability: float) -> bool:
         # No draw without noise, so that exact labels need no generator.
         return probability > 0 and self._rng is not None and bool(self._rng.random() < probability)
 
 
+@final
 class ReplayOracle:
     """Gives recorded labels again, in the order in which they were bought.
 
@@ -126,11 +262,24 @@ class ReplayOracle:
     def __init__(self, labels: Sequence[Label]) -> None:
         self._labels = list(labels)
         self._queries_used = 0
+        self._answers: dict[int, Label] = {}
 
     @property
     def queries_used(self) -> int:
         """Queries answered so far."""
         return self._queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
+        labels = self.label(queries)
+        numbers = list(range(self._queries_used - len(labels), self._queries_used))
+        self._answers |= zip(numbers, labels, strict=True)
+        return numbers
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers to all that was submitted since the last call, by number."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query with the next recorded label.
@@ -146,3 +295,60 @@ class ReplayOracle:
             )
         self._queries_used = stop
         return self._labels[start:stop]
+
+
+@final
+class DelayedOracle:
+    """Another oracle, whose answers come some calls of `collect` late: what a slow teacher costs.
+
+    Args:
+        oracle: Who answers.
+        rounds: How many calls late, >= 0; 0 changes nothing. `label` does not wait for them.
+
+    Raises:
+        ValueError: If `rounds` is negative.
+    """
+
+    def __init__(self, oracle: Oracle, *, rounds: int) -> None:
+        if rounds < 0:
+            raise ValueError(f"rounds counts calls of collect and must be >= 0, got {rounds}")
+        self._oracle = oracle
+        self._late: deque[dict[int, Label]] = deque({} for _ in range(rounds))
+
+    @property
+    def queries_used(self) -> int:
+        """Queries taken so far."""
+        return self._oracle.queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Hand in queries; return their numbers."""
+        return self._oracle.submit(queries)
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers that were due `rounds` calls ago, by number."""
+        self._late.append(self._oracle.collect())
+        return self._late.popleft()
+
+    def label(self, queries: Sequence[Query]) -> list[Label]:
+        """Answer every query, in order, without delay."""
+        return self._oracle.label(queries)
+
+
+def checked_budget(budget: int | None) -> int | None:
+    """Return a budget, or refuse a negative one."""
+    if budget is not None and budget < 0:
+        raise ValueError(f"a query budget must be >= 0, got {budget}; None is no bound")
+    return budget
+
+
+def check_left(budget: int | None, *, used: int, asked: int) -> None:
+    """Refuse to take more queries than are left.
+
+    Raises:
+        BudgetError: If so.
+    """
+    if budget is not None and asked > budget - used:
+        raise BudgetError(
+            f"the oracle's budget of {budget} queries must not be passed: {budget - used} are "
+            f"left, {asked} were asked; ask fewer, or raise the budget"
+        )

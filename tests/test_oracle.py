@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import BudgetError, MissingCostError
-from pbcrl.oracle import ReplayOracle, SyntheticOracle
+from pbcrl.oracle import (
+    TEACHERS,
+    DelayedOracle,
+    ReplayOracle,
+    SyntheticOracle,
+    Teacher,
+    make_teacher,
+)
 from pbcrl.trajectory import Label, Query, Trajectory
 
 
@@ -86,9 +93,8 @@ def test_an_episode_without_costs_is_refused_and_nothing_is_spent():
 
 def flips(preference_noise, safety_noise, num=4000):
     """Which labels of `num` queries with the exact answer (1, 1, 0) were flipped, bool (num, 3)."""
-    oracle = SyntheticOracle(
-        5, preference_noise=preference_noise, safety_noise=safety_noise, rng=rng()
-    )
+    teacher = Teacher(preference_noise=preference_noise, safety_noise=safety_noise)
+    oracle = SyntheticOracle(5, teacher=teacher, rng=rng())
     labels = oracle.label([query(1, 9)] * num)
     rows = np.array([(x.preference, x.first_safe, x.second_safe) for x in labels])
     return rows != [1, 1, 0]
@@ -108,14 +114,16 @@ def test_the_three_labels_of_a_query_are_flipped_independently():
 
 
 def test_certain_noise_inverts_every_label_but_a_tie():
-    oracle = SyntheticOracle(5, preference_noise=1, safety_noise=1, rng=rng())
+    teacher = Teacher(preference_noise=1, safety_noise=1)
+    oracle = SyntheticOracle(5, teacher=teacher, rng=rng())
     assert oracle.label([query(1, 9), query(4, 4)]) == [Label(0, 0, 1), Label(0.5, 0, 0)]
 
 
 def test_the_same_seed_gives_the_same_noise():
     queries = [query(1, 9)] * 50
     first, second, other = (
-        SyntheticOracle(5, preference_noise=0.5, rng=rng(seed)).label(queries) for seed in (1, 1, 2)
+        SyntheticOracle(5, teacher=Teacher(preference_noise=0.5), rng=rng(seed)).label(queries)
+        for seed in (1, 1, 2)
     )
     assert first == second != other
 
@@ -124,15 +132,171 @@ def test_noise_without_a_generator_is_refused():
     with pytest.raises(
         ValueError, match=r"label noise is random: pass rng=np\.random\.default_rng"
     ):
-        SyntheticOracle(5, safety_noise=0.1)
+        SyntheticOracle(5, teacher=Teacher(safety_noise=0.1))
 
 
 def test_a_refused_batch_leaves_the_stream_of_noise_where_it_was():
-    refused, fresh = (SyntheticOracle(5, preference_noise=0.5, rng=rng()) for _ in range(2))
+    slips = Teacher(preference_noise=0.5)
+    refused, fresh = (SyntheticOracle(5, teacher=slips, rng=rng()) for _ in range(2))
     with pytest.raises(MissingCostError):
         refused.label([query(1, 9)] * 7 + [Query(episode(1), episode())])
     queries = [query(1, 9)] * 50
     assert refused.label(queries) == fresh.label(queries)
+
+
+# -- Teachers --------------------------------------------------------------------------------
+
+
+def label(teacher, first, second):
+    """The answer of a teacher without chance to two episodes with these step costs, at limit 5."""
+    return SyntheticOracle(5, teacher=teacher).label([Query(episode(*first), episode(*second))])[0]
+
+
+def shares(teacher, first, second, num=4000):
+    """Share of 1 among `num` answers: preference, first safe, second safe."""
+    oracle = SyntheticOracle(5, teacher=teacher, rng=rng())
+    labels = oracle.label([query(first, second)] * num)
+    return np.mean([(x.preference, x.first_safe, x.second_safe) for x in labels], axis=0)
+
+
+def test_a_boltzmann_teacher_prefers_by_the_logistic_function_of_the_cost_difference():
+    """At beta = ln 3 / 2 a difference of 2 is told right 3 times in 4; so is a distance to d."""
+    teacher = Teacher(beta=math.log(3) / 2)
+    preference, first_safe, second_safe = shares(teacher, 3, 5)
+    four_sigma = 4 * math.sqrt(0.25 * 0.75 / 4000)
+    assert preference == pytest.approx(0.75, abs=four_sigma)
+    assert first_safe == pytest.approx(0.75, abs=four_sigma)
+    assert second_safe == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / 4000))
+
+
+def test_infinite_rationality_is_the_exact_teacher():
+    rational = SyntheticOracle(5, teacher=Teacher(beta=1e6), rng=rng())
+    queries = [query(a, b) for a in range(10) for b in range(10) if a != 5 != b]
+    assert rational.label(queries) == SyntheticOracle(5).label(queries)
+
+
+def test_a_huge_cost_does_not_overflow_a_boltzmann_teacher():
+    oracle = SyntheticOracle(5, teacher=Teacher(beta=10.0), rng=rng())
+    assert oracle.label([query(0, 1e9), query(1e9, 0)]) == [Label(1, 1, 0), Label(0, 0, 1)]
+
+
+def test_a_skipping_teacher_gives_no_answer_when_neither_is_any_good():
+    skips = Teacher(skip_above=8)
+    answer = label(skips, [9], [8.5])
+    assert np.isnan([answer.preference, answer.first_safe, answer.second_safe]).all()
+    assert label(skips, [9], [8]) == Label(0, 0, 0)  # the bound itself is still good enough
+    assert label(skips, [1], [20]) == Label(1, 1, 0)
+
+
+def test_a_skipped_query_has_been_paid_for():
+    oracle = SyntheticOracle(5, budget=1, teacher=Teacher(skip_above=0))
+    oracle.label([query(1, 2)])
+    assert oracle.queries_used == 1
+    with pytest.raises(BudgetError):
+        oracle.label([query(1, 2)])
+
+
+def test_costs_within_the_equal_margin_are_a_tie_and_their_safety_is_judged_all_the_same():
+    equal = Teacher(equal_margin=2)
+    assert label(equal, [4], [6]) == Label(0.5, 1, 0)
+    assert label(equal, [3], [6]) == Label(1, 1, 0)
+
+
+def test_a_myopic_teacher_remembers_the_end_best_but_judges_safety_by_the_whole():
+    """With γ = 1/2 costs of 8 first and 3 last weigh 8/4 = 2 and 3."""
+    early, late = [8, 0, 0], [0, 0, 3]
+    assert label(Teacher(discount=0.5), early, late) == Label(1, 0, 1)
+    assert label(Teacher(), early, late) == Label(0, 0, 1)
+
+
+def test_a_myopic_teacher_skips_and_ties_by_what_is_remembered():
+    teacher = Teacher(discount=0.5, equal_margin=0.25, skip_above=4)
+    assert label(teacher, [8, 0], [0, 4]) == Label(0.5, 0, 1)
+    assert math.isnan(label(teacher, [8, 1], [0, 5]).preference)
+
+
+@pytest.mark.parametrize(
+    ("name", "teacher"),
+    [
+        ("perfect", Teacher()),
+        ("beta", Teacher(beta=0.6)),
+        ("mistake", Teacher(preference_noise=0.1, safety_noise=0.1)),
+        ("skip", Teacher(skip_above=10)),
+        ("equal", Teacher(equal_margin=2.5)),
+        ("myopic", Teacher(discount=0.95)),
+    ],
+)
+def test_the_margins_of_the_named_teachers_scale_with_the_cost_once(name, teacher):
+    assert make_teacher(name, cost_scale=5, horizon=100) == teacher
+
+
+def test_every_teacher_has_a_name_and_no_other_is_accepted():
+    assert len({make_teacher(name, cost_scale=5, horizon=100) for name in TEACHERS}) == 6
+    with pytest.raises(ValueError, match=r"one of perfect, beta, .* got 'lazy'"):
+        make_teacher("lazy", cost_scale=5, horizon=100)
+
+
+def test_with_limit_0_a_margin_needs_another_scale_and_a_memory_does_not():
+    for name in ("beta", "skip", "equal"):
+        with pytest.raises(ValueError, match=f"'{name}' need .* scale > 0, got 0; .* standard dev"):
+            make_teacher(name, cost_scale=0, horizon=100)
+    assert make_teacher("myopic", cost_scale=0, horizon=1000).discount == 0.995
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": 0}, "beta > 0 .* got 0 and 1.0"),
+        ({"beta": math.nan}, "beta > 0"),
+        ({"discount": 1.5}, r"discount in \(0, 1\], got inf and 1.5"),
+        ({"discount": 0}, "discount"),
+        ({"skip_above": -1}, "skip_above is a true episode cost and must be >= 0, got -1"),
+        ({"equal_margin": math.nan}, "equal_margin .* got nan"),
+    ],
+)
+def test_a_teacher_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Teacher(**options)
+
+
+# -- Submit and collect ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "oracle", [SyntheticOracle(5), ReplayOracle([Label(1, 1, 1), Label(0, 1, 1), Label(1, 1, 0)])]
+)
+def test_what_is_submitted_is_collected_once_under_its_number(oracle):
+    first = oracle.submit([query(1, 2), query(2, 1)])
+    second = oracle.submit([query(3, 7)])
+    assert oracle.queries_used == 3
+    assert len({*first, *second}) == 3
+    assert oracle.collect() == {
+        first[0]: Label(1, 1, 1),
+        first[1]: Label(0, 1, 1),
+        second[0]: Label(1, 1, 0),
+    }
+    assert oracle.collect() == {}
+
+
+def test_numbers_stay_different_when_queries_are_labelled_in_between():
+    oracle = SyntheticOracle(5)
+    (first,) = oracle.submit([query(1, 2)])
+    oracle.label([query(2, 1)])
+    (second,) = oracle.submit([query(2, 1)])
+    assert oracle.collect() == {first: Label(1, 1, 1), second: Label(0, 1, 1)}
+
+
+def test_a_delayed_answer_comes_that_many_collects_late():
+    oracle = DelayedOracle(SyntheticOracle(5), rounds=2)
+    (number,) = oracle.submit([query(1, 2)])
+    assert [oracle.collect() for _ in range(4)] == [{}, {}, {number: Label(1, 1, 1)}, {}]
+    assert oracle.label([query(2, 1)]) == [Label(0, 1, 1)]
+    assert oracle.queries_used == 2
+
+
+def test_a_negative_delay_is_refused():
+    with pytest.raises(ValueError, match="must be >= 0, got -1"):
+        DelayedOracle(SyntheticOracle(5), rounds=-1)
 
 
 # -- Arguments -------------------------------------------------------------------------------
@@ -147,9 +311,9 @@ def test_a_limit_that_no_episode_cost_can_be_compared_with_is_refused(limit):
 @pytest.mark.parametrize("noise", [-0.1, 1.1, math.nan])
 def test_a_noise_that_is_no_probability_is_refused_by_name(noise):
     with pytest.raises(ValueError, match=f"preference_noise is a probability, got {noise}"):
-        SyntheticOracle(5, preference_noise=noise, rng=rng())
+        Teacher(preference_noise=noise)
     with pytest.raises(ValueError, match=f"safety_noise is a probability, got {noise}"):
-        SyntheticOracle(5, safety_noise=noise, rng=rng())
+        Teacher(safety_noise=noise)
 
 
 def test_a_negative_budget_is_refused():

@@ -12,7 +12,7 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import LabelError
 from pbcrl.losses import pbci_loss
-from pbcrl.oracle import ReplayOracle, SyntheticOracle
+from pbcrl.oracle import ReplayOracle, SyntheticOracle, Teacher
 from pbcrl.trainer import CostModelTrainer, _bootstrapped
 from pbcrl.trajectory import Label, Trajectory, cut_segments, pad
 
@@ -216,7 +216,7 @@ def test_a_linear_cost_is_learned_from_its_labels():
 @pytest.mark.filterwarnings("ignore:labels of the same trajectories should agree")
 def test_early_stopping_restores_the_best_weights():
     """Twenty episodes with a third of the labels wrong: the held-out loss soon rises."""
-    oracle = SyntheticOracle(5, preference_noise=0.3, safety_noise=0.3, rng=rng())
+    oracle = SyntheticOracle(5, teacher=Teacher(preference_noise=0.3, safety_noise=0.3), rng=rng())
     train, valid = linear_buffer(20, seed=1, oracle=oracle), linear_buffer(30, seed=2)
     trainer = fresh_trainer()
     history = trainer.pretrain(train, valid, max_epochs=200, patience=4)
@@ -229,7 +229,7 @@ def test_early_stopping_restores_the_best_weights():
 
 def test_training_that_never_helps_gives_back_the_weights_it_got():
     train = linear_buffer(20, seed=1)
-    opposite = SyntheticOracle(5, preference_noise=1, safety_noise=1, rng=rng())
+    opposite = SyntheticOracle(5, teacher=Teacher(preference_noise=1, safety_noise=1), rng=rng())
     trainer = fresh_trainer()
     before = weights_of(trainer)
     history = trainer.pretrain(train, linear_buffer(20, seed=2, oracle=opposite), patience=3)

@@ -1,0 +1,266 @@
+"""What was asked and what was answered, on disk before it counts: nothing is paid for twice.
+
+A query is known by its contents, so that a process that starts again, and asks again, gets the
+answers that an earlier one paid for. Knows nothing of who answers, nor of labelled pairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import queue
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from pbcrl.errors import BudgetError
+from pbcrl.oracle import check_left, checked_budget
+from pbcrl.storage import (
+    FORMAT_VERSION,
+    check_format,
+    corrupt,
+    read_bytes,
+    sync_folder,
+    unwritable,
+    write_all,
+)
+from pbcrl.trajectory import Label, Query
+
+_FORMAT = "pbcrl-ledger"
+_HEADER = {"format": _FORMAT, "version": FORMAT_VERSION}
+
+
+def query_digest(query: Query) -> str:
+    """Name a query by what it shows: 32 hex digits that observations, actions and order decide."""
+    digest = hashlib.sha256()
+    for trajectory in (query.first, query.second):
+        for array in (trajectory.obs, trajectory.actions):
+            digest.update(f"{array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:32]
+
+
+@final
+class BudgetLedger:
+    """A file of what was asked and what was answered; all of it is on disk when a call returns.
+
+    Each line is JSON with the crc32 of the rest of the line: a query's digest when it is asked, the
+    digest and the label when it is answered. An existing ledger is continued, so that its budget
+    holds over all processes that ever used it. One process at a time may.
+
+    Args:
+        path: The file; missing folders are made.
+        budget: Most queries to ask; None is no bound.
+
+    Raises:
+        ValueError: If the budget is negative.
+        StorageError: If the file cannot be written.
+        CorruptFileError, FormatVersionError: If it is damaged or of another version. Half a line at
+            the end, as a crash leaves it, is dropped with one warning.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, budget: int | None = None) -> None:
+        self.path = Path(path)
+        self.budget = checked_budget(budget)
+        self.answers: dict[str, Label | None] = {}
+        """The label of each query that was ever asked, by digest; None until it is answered."""
+        self._lock = threading.Lock()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        finished = self._read()
+        try:
+            os.truncate(self.path, finished)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if finished == 0:
+            self._append(_line(_HEADER))
+
+    @property
+    def queries_used(self) -> int:
+        """Different queries asked so far, answered or not, by this and by earlier processes."""
+        return len(self.answers)
+
+    @property
+    def num_unanswered(self) -> int:
+        """How many of them have no answer yet."""
+        return sum(label is None for label in self.answers.values())
+
+    def ask(self, digests: Sequence[str]) -> None:
+        """Note that queries are about to be asked; those asked before cost nothing.
+
+        Raises:
+            BudgetError: If the new ones exceed what is left of the budget; none is noted then.
+            StorageError: If they cannot be written; none is noted then.
+        """
+        with self._lock:
+            new = [digest for digest in dict.fromkeys(digests) if digest not in self.answers]
+            check_left(self.budget, used=self.queries_used, asked=len(new))
+            self._append("".join(_line({"query": digest}) for digest in new))
+            self.answers |= dict.fromkeys(new)
+
+    def answer(self, digest: str, label: Label) -> None:
+        """Note the answer to a query that was asked.
+
+        Raises:
+            BudgetError: If it was not.
+            StorageError: If the answer cannot be written.
+        """
+        with self._lock:
+            if digest not in self.answers:
+                raise BudgetError(
+                    f"only what was asked can be answered, but {digest} was not; call ask first"
+                )
+            self._append(_line({"query": digest} | label_to_json(label)))
+            self.answers[digest] = label
+
+    def _append(self, text: str) -> None:
+        try:
+            with open(self.path, "r+b", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
+                try:
+                    write_all(file, text.encode())
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)  # the next entry must not continue half a line
+                    raise
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _read(self) -> int:
+        """Fill in the answers; return the bytes up to the end of the last finished line."""
+        *lines, torn = read_bytes(self.path).split(b"\n")
+        if not lines and not _line(
+            {"format": _FORMAT, "version": FORMAT_VERSION}
+        ).encode().startswith(torn):
+            raise corrupt(self.path, "it does not begin as a ledger does")
+        if torn:
+            warnings.warn(
+                f"a ledger ends with a finished line, but the last {len(torn)} bytes of "
+                f"{self.path} are half a line, as a crash leaves them; they are dropped",
+                stacklevel=3,
+            )
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                if number == 1:
+                    check_format(self.path, entry["format"], entry["version"], expected=_FORMAT)
+                del entry["crc32"]
+                intact = _line(entry).encode() == line + b"\n"
+                if number > 1:
+                    digest = str(entry.pop("query"))
+                    self.answers[digest] = label_from_json(entry) if entry else None
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise corrupt(
+                    self.path, f"line {number} is not what it should be ({error!r})"
+                ) from error
+            if not intact:
+                raise corrupt(self.path, f"line {number} does not match its crc32")
+        return sum(len(line) + 1 for line in lines)
+
+
+@final
+class FunctionOracle:
+    """Asks a function in the background, one query after the other, and notes all in a ledger.
+
+    For whoever answers slowly or for money: a window that shows two films, a model behind an
+    interface. After a crash, queries with an answer get it from the ledger, and those that were
+    asked without being answered are asked again without being counted again.
+
+    Args:
+        ask: Answers one query; called in a thread of its own. What it raises is raised by the next
+            `collect` or `label`, and that query stays unanswered.
+        ledger: Where to note it; its budget holds.
+    """
+
+    def __init__(self, ask: Callable[[Query], Label], ledger: BudgetLedger) -> None:
+        self.ledger = ledger
+        self._ask = ask
+        self._submitted = 0
+        self._questions: queue.SimpleQueue[tuple[int, str, Query]] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[tuple[int, Label | Exception]] = queue.SimpleQueue()
+        self._answers: dict[int, Label] = {}
+        # A daemon: a question that nobody answers must not keep the process alive.
+        threading.Thread(target=self._work, daemon=True).start()
+
+    @property
+    def queries_used(self) -> int:
+        """Different queries asked so far, also by earlier processes."""
+        return self.ledger.queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Hand in queries; return their numbers.
+
+        Raises:
+            BudgetError: If those never asked before exceed what is left of the ledger's budget.
+            StorageError: If they cannot be noted; none is asked then.
+        """
+        digests = [query_digest(query) for query in queries]
+        self.ledger.ask(digests)
+        numbers = list(range(self._submitted, self._submitted + len(queries)))
+        self._submitted += len(queries)
+        for question in zip(numbers, digests, queries, strict=True):
+            self._questions.put(question)
+        return numbers
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers that came since the last call, by number."""
+        while not self._replies.empty():
+            self._take_reply()
+        answers, self._answers = self._answers, {}
+        return answers
+
+    def label(self, queries: Sequence[Query]) -> list[Label]:
+        """Answer every query, in order; waits for the function. Raises as `submit`."""
+        numbers = self.submit(queries)
+        while any(number not in self._answers for number in numbers):
+            self._take_reply()
+        return [self._answers.pop(number) for number in numbers]
+
+    def _take_reply(self) -> None:
+        number, reply = self._replies.get()
+        if isinstance(reply, Exception):
+            raise reply
+        self._answers[number] = reply
+
+    def _work(self) -> None:
+        while True:
+            number, digest, query = self._questions.get()
+            try:
+                label = self.ledger.answers[digest]
+                if label is None:
+                    label = self._ask(query)
+                    self.ledger.answer(digest, label)
+                self._replies.put((number, label))
+            except Exception as error:
+                self._replies.put((number, error))
+
+
+def label_to_json(label: Label) -> dict[str, float | None]:
+    """A label as JSON has it: NaN is null."""
+    values = {name: float(value) for name, value in asdict(label).items()}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def label_from_json(entry: dict[str, Any]) -> Label:
+    """The inverse of `label_to_json`.
+
+    Raises:
+        TypeError, ValueError: If it is no label.
+    """
+    return Label(**{name: math.nan if value is None else value for name, value in entry.items()})
+
+
+def _line(entry: dict[str, Any]) -> str:
+    return json.dumps(entry | {"crc32": zlib.crc32(json.dumps(entry).encode())}) + "\n"
