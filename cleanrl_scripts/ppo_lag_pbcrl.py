@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -36,10 +36,13 @@ from torch import Tensor, nn
 
 from pbcrl import (
     MULTIPLIER_RULES,
+    SELECTIONS,
     CostModel,
     CostModelEnsemble,
     CostModelTrainer,
     DeadZone,
+    DelayedOracle,
+    FolderOracle,
     Label,
     LabelError,
     LabelLog,
@@ -60,6 +63,7 @@ from pbcrl import (
     diverged_envs,
     draw_pairs,
     finished_trajectories,
+    make_teacher,
     read_labels,
     save_tensors,
     step_costs,
@@ -89,10 +93,21 @@ class Args:
     """pairs labelled in policy training, spread evenly over it"""
     replay_labels: str | None = None
     """labels.jsonl of a run with the same arguments: give its labels again instead of buying new"""
-    preference_noise: float = 0.0
-    """probability that the oracle flips a preference"""
-    safety_noise: float = 0.0
-    """probability that the oracle flips a safety label"""
+    teacher: Literal["perfect", "beta", "mistake", "skip", "equal", "myopic"] = "perfect"
+    """how well the simulated oracle answers; docs/labels.md describes each"""
+    preference_noise: float | None = None
+    """probability that the oracle flips a preference; default: the teacher's"""
+    safety_noise: float | None = None
+    """probability that the oracle flips a safety label; default: the teacher's"""
+    label_folder: str | None = None
+    """folder through which a person answers instead (python -m pbcrl.label FOLDER); a run that is
+    started again asks nothing there a second time"""
+    label_delay: int = 0
+    """labelling rounds by which online labels come late"""
+    selection: Literal["uniform", "disagreement", "entropy", "near_threshold", "novelty"] = (
+        "uniform"
+    )
+    """how online pairs are chosen from the fresh episodes"""
 
     cost_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the cost model's hidden layers"""
@@ -319,6 +334,20 @@ def collect(args: Args, run: Run) -> Path:
     return cached
 
 
+def make_oracle(args: Args, budget: int, limit: float, horizon: int) -> Oracle:
+    """Return whoever answers: recorded labels, a person, or the true costs."""
+    if args.replay_labels is not None:
+        return ReplayOracle(recorded_labels(args))
+    if args.label_folder is not None:
+        return FolderOracle(args.label_folder, budget=budget)
+    teacher = make_teacher(args.teacher, cost_scale=limit, horizon=horizon)
+    for name in ("preference_noise", "safety_noise"):
+        if getattr(args, name) is not None:
+            teacher = replace(teacher, **{name: getattr(args, name)})
+    rng = np.random.default_rng([args.seed, 1])
+    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
+
+
 def recorded_labels(args: Args) -> list[Label]:
     """Read the labels to replay, if they were bought by a run with the same arguments."""
     assert args.replay_labels is not None
@@ -334,6 +363,11 @@ def recorded_labels(args: Args) -> list[Label]:
     # What may differ changes neither the queries nor their order.
     free = {"env_id", "cost_limit", "dataset", "replay_labels", "runs_dir", "run_name"}
     free |= {"capture_video"}
+    if bought.get("label_folder") is not None:
+        raise MismatchError(
+            f"labels given by hand came in no fixed order, so those of {path.parent} cannot be "
+            f"replayed; they are still in their folder: --label-folder {bought['label_folder']}"
+        )
     now = json.loads(json.dumps(asdict(args)))
     differing = sorted(name for name in now if name not in free and bought.get(name) != now[name])
     if differing:
@@ -347,8 +381,14 @@ def recorded_labels(args: Args) -> list[Label]:
 def label_pairs(
     buffer: PreferenceBuffer, pairs: np.ndarray, oracle: Oracle, log: LabelLog
 ) -> np.ndarray:
-    """Buy labels for pairs of the buffer, on disk before they are used; return their positions."""
-    labels = oracle.label(buffer.queries(pairs))
+    """Buy labels for pairs of the buffer, however long it takes; return their positions."""
+    return keep_labels(buffer, pairs, oracle.label(buffer.queries(pairs)), log)
+
+
+def keep_labels(
+    buffer: PreferenceBuffer, pairs: np.ndarray, labels: list[Label], log: LabelLog
+) -> np.ndarray:
+    """Add labels of pairs of the buffer, on disk before they are used; return their positions."""
     log.append(labels)
     buffer.add_labels(pairs, labels)
     return np.arange(len(buffer) - len(labels), len(buffer))
@@ -436,6 +476,11 @@ def train(args: Args) -> Path:
         raise ValueError(
             f"--lr-decay must be in [0, 1], got {args.lr_decay}; 0 keeps --lr constant"
         )
+    if args.selection == "disagreement" and args.ensemble_size == 1:
+        raise ValueError(
+            "--selection disagreement needs models that can disagree, but there is one; give an "
+            "--ensemble-size of 2 or more, or another selection"
+        )
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -447,15 +492,10 @@ def train(args: Args) -> Path:
     if args.capture_video > 0:
         check_film(args.env_id)
     total = args.num_iterations * args.batch_size
-    oracle: Oracle = SyntheticOracle(
-        limit,
-        budget=args.offline_queries + args.online_queries,
-        preference_noise=args.preference_noise,
-        safety_noise=args.safety_noise,
-        rng=np.random.default_rng([args.seed, 1]),
+    budget = args.offline_queries + args.online_queries
+    oracle = DelayedOracle(
+        make_oracle(args, budget, limit, horizon_of(base_envs)), rounds=args.label_delay
     )
-    if args.replay_labels is not None:
-        oracle = ReplayOracle(recorded_labels(args))
     obs_dim, act_dim = flat_dims(base_envs)
     low, high = action_bounds(base_envs)
     lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
@@ -536,6 +576,8 @@ def train(args: Args) -> Path:
             splits = order[num_test : num_test + num_valid], order[num_test + num_valid :]
             valid, buffer = PreferenceBuffer(), PreferenceBuffer()
             valid_queries = args.offline_queries // 10
+            if args.label_folder is not None:
+                run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
             with run.phase(f"phase 2 of 4: label pairs of the {len(dataset)} episodes in {path}"):
                 for part, split, wanted in [
                     (valid, splits[0], valid_queries),
@@ -598,7 +640,9 @@ def train(args: Args) -> Path:
         episode_return = np.zeros(args.num_envs)
         ended: list[tuple[float, float]] = []  # (return, true cost) of all episodes, in order
         unlabelled: list[Trajectory] = []  # finished since the last labelling round
+        open_pairs: dict[int, np.ndarray] = {}  # asked but not answered, by the oracle's number
         num_rounds = -(-args.num_iterations // args.finetune_interval)
+        select = SELECTIONS[args.selection]
         rounds, online_used, iteration, setup_seconds = 0, 0, 0, run.wall_seconds
         adv_c_std = 0.0  # mean over the iterations so far
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
@@ -639,29 +683,38 @@ def train(args: Args) -> Path:
                     unlabelled += finished
 
                 # -- 2. Label and fine-tune --------------------------------------------------------
+                # A slow oracle delays labels, not training: what has come by now is learned from.
                 tuning: dict[str, float] = {}
-                due = 0
+                answers: dict[int, Label] = {}
                 last_one = iteration == args.num_iterations
                 if iteration % args.finetune_interval == 0 or last_one:
                     rounds += 1
                     due = args.online_queries * rounds // num_rounds - online_used
-                    due = num_possible(due, len(unlabelled))
-                if due > 0:
-                    drawn = draw_pairs(len(unlabelled), due, rng=rng)
-                    used, inverse = np.unique(drawn, return_inverse=True)
-                    kept = buffer.add_trajectories([unlabelled[i] for i in used])
-                    newest = label_pairs(buffer, kept[inverse.reshape(-1, 2)], oracle, log)
+                    due = min(num_possible(due, len(unlabelled)), budget - oracle.queries_used)
+                    if due > 0:
+                        drawn = select(unlabelled, due, asked=buffer, model=cost_model, rng=rng)
+                        used, inverse = np.unique(drawn, return_inverse=True)
+                        kept = buffer.add_trajectories([unlabelled[i] for i in used])
+                        pairs = kept[inverse.reshape(-1, 2)]
+                        numbers = oracle.submit(buffer.queries(pairs))
+                        open_pairs |= zip(numbers, pairs, strict=True)
+                        online_used += due
+                        unlabelled = []
+                    answers = oracle.collect()
+                if answers:
+                    pairs = np.stack([open_pairs.pop(number) for number in answers])
+                    newest = keep_labels(buffer, pairs, list(answers.values()), log)
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
                     if np.isfinite(labelled_rate):  # the oracle gave safety labels
                         trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
-                    tuning_loss = trainer.finetune(buffer, num_new=due, epochs=args.finetune_epochs)
+                    tuning_loss = trainer.finetune(
+                        buffer, num_new=len(answers), epochs=args.finetune_epochs
+                    )
                     tuning = {
                         "violation_gap": predicted_rate - labelled_rate,
                         "violation_rate": labelled_rate,
                         "finetune_loss": tuning_loss,
                     }
-                    online_used += due
-                    unlabelled = []
 
                 # -- 3. Relabel --------------------------------------------------------------------
                 # Fine-tuning has just moved ψ, so costs noted while stepping are stale.
@@ -782,6 +835,8 @@ def train(args: Args) -> Path:
         if online_used < args.online_queries:
             left = args.online_queries - online_used
             run.say(f"   {left} online queries were left over: too few episodes ended")
+        if open_pairs:
+            run.say(f"   {len(open_pairs)} online queries had no answer when training ended")
 
         # -- Evaluation ----------------------------------------------------------------------------
         train_seconds = run.wall_seconds - setup_seconds

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from gymnasium.error import DependencyNotInstalled
 from pbcrl import (
     MULTIPLIER_RULES,
     CostModel,
+    Label,
     LabelError,
     MismatchError,
     MissingCostError,
@@ -27,6 +29,7 @@ from pbcrl import (
     load_tensors,
     read_labels,
 )
+from pbcrl.folder_oracle import query_names, read_answers, read_query, write_answer
 
 from .conftest import SCRIPTS, SMALL, write_dataset
 
@@ -332,6 +335,95 @@ def test_labels_are_replayed_for_the_arguments_that_bought_them_only(
         replay_labels=str(folder / "labels.jsonl"),
     )
     with pytest.raises(MismatchError, match="online_queries, seed differ"):
+        scripts.ppo_lag_pbcrl.train(args)
+
+
+def test_a_slow_oracle_delays_labels_and_not_training(scripts, tmp_path, toy_dataset, capsys):
+    """Two rounds ask 6 queries each; one round late, the second half never comes."""
+    prompt, late = (
+        scripts.ppo_lag_pbcrl.train(
+            small_pbcrl(scripts, tmp_path, toy_dataset, run_name=f"late-{d}", label_delay=d)
+        )
+        for d in (0, 1)
+    )
+    assert [row["queries_used"] for row in rows(late)] == [
+        row["queries_used"] for row in rows(prompt)
+    ]
+    assert ["violation_gap" in row for row in rows(prompt)] == [False, True, True]
+    assert ["violation_gap" in row for row in rows(late)] == [False, False, True]
+    bought = [len(read_labels(folder / "labels.jsonl")) for folder in (prompt, late)]
+    assert bought[0] - bought[1] == 6
+    assert "6 online queries had no answer when training ended" in capsys.readouterr().out
+
+
+def test_a_person_labels_through_a_folder_and_a_second_run_asks_only_what_is_new(
+    scripts, tmp_path, toy_dataset, toy_episodes
+):
+    """Here a thread looks into the folder and answers, knowing the episodes by their first row."""
+    folder = tmp_path / "questions"
+    cost = {episode.obs.tobytes(): episode.true_cost for episode in toy_episodes}
+    stop = threading.Event()
+
+    def person():
+        while not stop.wait(0.05):
+            answered = read_answers(folder)
+            for name in query_names(folder):
+                if name not in answered:
+                    query = read_query(folder, name)
+                    first, second = (
+                        cost.get(t.obs.tobytes(), 0.0) for t in (query.first, query.second)
+                    )
+                    label = Label(float(first < second), float(first <= 5), float(second <= 5))
+                    write_answer(folder, name, label)
+
+    args = small_pbcrl(
+        scripts,
+        tmp_path,
+        toy_dataset,
+        offline_queries=20,
+        online_queries=4,
+        label_folder=str(folder),
+    )
+    thread = threading.Thread(target=person)
+    thread.start()
+    try:
+        first = scripts.ppo_lag_pbcrl.train(args)
+        offline = 20
+        assert len(query_names(folder)) == offline + 4
+        # A second run knows the offline answers; all that the budget allows has been asked.
+        second = scripts.ppo_lag_pbcrl.train(replace(args, run_name="again"))
+    finally:
+        stop.set()
+        thread.join()
+    assert len(query_names(folder)) == offline + 4
+    with open(first / "labels.jsonl") as one, open(second / "labels.jsonl") as other:
+        assert one.readlines()[: offline + 1] == other.readlines()[: offline + 1]
+    with pytest.raises(
+        MismatchError, match=r"given by hand .* cannot be replayed; .* --label-folder"
+    ):
+        scripts.ppo_lag_pbcrl.train(
+            replace(
+                args,
+                run_name="replay",
+                label_folder=None,
+                replay_labels=str(first / "labels.jsonl"),
+            )
+        )
+
+
+@pytest.mark.parametrize("selection", ["disagreement", "entropy", "near_threshold", "novelty"])
+def test_online_pairs_can_be_chosen_by_what_has_been_learned(
+    scripts, tmp_path, toy_dataset, selection
+):
+    options = {"offline_queries": 40, "online_queries": 4, "total_timesteps": 800}
+    options |= {"teacher": "myopic", "selection": selection, "ensemble_size": 2}
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
+    assert rows(scripts.ppo_lag_pbcrl.train(args))[-1]["queries_used"] == 44
+
+
+def test_a_single_model_cannot_choose_by_disagreement(scripts, tmp_path, toy_dataset):
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, selection="disagreement")
+    with pytest.raises(ValueError, match="--ensemble-size of 2 or more, or another selection"):
         scripts.ppo_lag_pbcrl.train(args)
 
 
