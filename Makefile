@@ -22,7 +22,7 @@ GYMNASIUMS := 0.28.1 1.1.0
 # With the oldest goes the oldest NumPy, where Python still has it.
 WITH_0.28.1 := "numpy==1.26.4; python_version < '3.13'"
 
-.PHONY: run test test-fast test-gymnasium lint parity bench toy driving pictures env parity-env clean
+.PHONY: run test test-fast test-gymnasium lint parity bench toy queries driving pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -54,6 +54,9 @@ bench: env parity-env
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)
+
+queries: env
+	$(BIN)/python tests/benchmarks/bench_queries.py $(ARGS)
 
 driving: env
 	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)

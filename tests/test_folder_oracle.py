@@ -1,12 +1,13 @@
+import io
 import json
 import math
-import subprocess
 import sys
 import threading
 
 import numpy as np
 import pytest
 
+from pbcrl import label
 from pbcrl.errors import BudgetError, CorruptFileError, StorageError
 from pbcrl.folder_oracle import FolderOracle, query_names, read_query, write_answer
 from pbcrl.trajectory import Label, Query, Trajectory
@@ -158,26 +159,26 @@ def test_a_folder_below_a_file_is_refused(tmp_path):
 # -- At the terminal -------------------------------------------------------------------------
 
 
-def type_answers(folder, text):
-    return subprocess.run(
-        [sys.executable, "-m", "pbcrl.label", str(folder)],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def type_answers(monkeypatch, capsys):
+    """Answer at the terminal by typing a text; return what was shown."""
+
+    def run(folder, text):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        label.main([str(folder)])
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path):
+def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path, type_answers):
     oracle = FolderOracle(tmp_path)
     numbers = oracle.submit([query(1, 2), query(3, 4), query(5, 6)])
-    done = type_answers(tmp_path, "1\ny\nx\nn\n=\nq\n")  # x is no answer and is asked again
-    assert done.returncode == 0, done.stderr
-    assert "3 queries without answer" in done.stdout
-    assert f"{query_names(tmp_path)[0]}.npz" in done.stdout
+    shown = type_answers(tmp_path, "1\ny\nx\nn\n=\nq\n")  # x is no answer and is asked again
+    assert "3 queries without answer" in shown
+    assert f"{query_names(tmp_path)[0]}.npz" in shown
     assert oracle.collect() == {numbers[0]: Label(1, 1, 0)}  # the half answer is not kept
-    done = type_answers(tmp_path, "=\n\n\n2\nn\ny\n")
-    assert "2 queries without answer" in done.stdout
+    assert "2 queries without answer" in type_answers(tmp_path, "=\n\n\n2\nn\ny\n")
     answers = oracle.collect()
     assert answers[numbers[1]].preference == 0.5
     assert math.isnan(answers[numbers[1]].first_safe)
