@@ -14,6 +14,7 @@ import os
 import re
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,12 +22,14 @@ from typing import final
 
 import numpy as np
 
-from pbcrl.ledger import label_to_json, query_digest
+from pbcrl.label_log import label_from_json, label_to_json
+from pbcrl.ledger import query_digest
 from pbcrl.oracle import check_left, checked_budget
 from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_all, write_atomically
 from pbcrl.trajectory import Label, Query, Trajectory
 
 _ANSWERS = "answers.jsonl"
+_MAX_BYTES = 1 << 30  # of a query's arrays
 _NAME = re.compile(r"\d{6,}-[0-9a-f]{32}")
 
 
@@ -149,6 +152,7 @@ def read_query(folder: Path, name: str) -> Query:
     path = folder / f"{name}.npz"
     data = read_bytes(path)
     try:
+        _check_sizes(data)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             first, second = (
                 Trajectory(arrays[f"{which}_obs"], arrays[f"{which}_actions"])
@@ -178,8 +182,8 @@ def read_answers(folder: Path) -> dict[str, Label]:
             name = entry.pop("query")
             if entry or not isinstance(name, str):
                 raise ValueError(f"unknown keys {list(entry)}")
-            label = Label(**{k: math.nan if v is None else float(v) for k, v in values.items()})
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            label = label_from_json(values)
+        except Exception as error:  # a person may have written anything
             if number < len(lines):  # else somebody may be writing it just now
                 warnings.warn(
                     f"an answer is a line like {{'query': NAME, 'preference': 1, 'first_safe': 1, "
@@ -212,6 +216,19 @@ def write_answer(folder: Path, name: str, label: Label) -> None:
         sync_folder(folder)
     except OSError as error:
         raise unwritable(path, error) from error
+
+
+def _check_sizes(npz: bytes) -> None:
+    """Refuse arrays that claim more than the archive holds, or that it would blow up to."""
+    with zipfile.ZipFile(io.BytesIO(npz)) as archive:
+        if sum(info.file_size for info in archive.infolist()) > _MAX_BYTES:
+            raise ValueError(f"its arrays have more than the {_MAX_BYTES} bytes they may have")
+        for info in archive.infolist():
+            with archive.open(info) as file:
+                np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+            if math.prod(shape) * dtype.itemsize > info.file_size:
+                raise ValueError(f"{info.filename} claims the shape {shape}")
 
 
 def _to_npz(query: Query) -> bytes:

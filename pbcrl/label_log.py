@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +54,7 @@ class LabelLog:
         Raises:
             StorageError: If they cannot be written; then none of them is in the log.
         """
-        self._journal.append([_entry(label) for label in labels], sync=True)
+        self._journal.append([label_to_json(label) for label in labels], sync=True)
 
     def close(self) -> None:
         """Let another writer in; a second call does nothing."""
@@ -85,6 +85,21 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
     return _labels(Path(path), *read_journal(path, kind=_KIND))
 
 
+def label_to_json(label: Label) -> dict[str, float | None]:
+    """A label as JSON has it: NaN is null."""
+    values = {name: float(value) for name, value in asdict(label).items()}
+    return {name: None if math.isnan(value) else value for name, value in values.items()}
+
+
+def label_from_json(entry: Mapping[str, Any]) -> Label:
+    """The inverse of `label_to_json`.
+
+    Raises:
+        ArithmeticError, TypeError, ValueError: If it is no label.
+    """
+    return Label(**{name: math.nan if value is None else value for name, value in entry.items()})
+
+
 def _labels(path: Path, entries: list[dict[str, Any]], num_torn: int) -> list[Label]:
     if num_torn:
         warnings.warn(
@@ -95,13 +110,8 @@ def _labels(path: Path, entries: list[dict[str, Any]], num_torn: int) -> list[La
     labels = []
     for number, entry in enumerate(entries, start=2):
         try:
-            label = Label(**{name: math.nan if v is None else v for name, v in entry.items()})
-        except (ValueError, TypeError) as error:
+            label = label_from_json(entry)
+        except (ArithmeticError, TypeError, ValueError) as error:
             raise corrupt(path, f"line {number} is no label ({error})") from error
         labels.append(label)
     return labels
-
-
-def _entry(label: Label) -> dict[str, float | None]:
-    values = {name: float(value) for name, value in asdict(label).items()}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}

@@ -7,35 +7,24 @@ answers that an earlier one paid for. Knows nothing of who answers, nor of label
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
 import queue
 import threading
 import warnings
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
 from pbcrl.errors import BudgetError
+from pbcrl.journal import Journal
+from pbcrl.label_log import label_from_json, label_to_json
 from pbcrl.oracle import check_left, checked_budget
-from pbcrl.storage import (
-    FORMAT_VERSION,
-    check_format,
-    corrupt,
-    read_bytes,
-    sync_folder,
-    unwritable,
-    write_all,
-)
+from pbcrl.storage import corrupt
 from pbcrl.trajectory import Label, Query
 
-_FORMAT = "pbcrl-ledger"
-_HEADER = {"format": _FORMAT, "version": FORMAT_VERSION}
+_KIND = "pbcrl-ledger"
 
 
 def query_digest(query: Query) -> str:
@@ -54,7 +43,8 @@ class BudgetLedger:
 
     Each line is JSON with the crc32 of the rest of the line: a query's digest when it is asked, the
     digest and the label when it is answered. An existing ledger is continued, so that its budget
-    holds over all processes that ever used it. One process at a time may.
+    holds over all processes that ever used it. One at a time: a second one is refused, until
+    `close` or the end of the process lets it in.
 
     Args:
         path: The file; missing folders are made.
@@ -62,7 +52,7 @@ class BudgetLedger:
 
     Raises:
         ValueError: If the budget is negative.
-        StorageError: If the file cannot be written.
+        StorageError: If the file cannot be written, or another ledger has it open.
         CorruptFileError, FormatVersionError: If it is damaged or of another version. Half a line at
             the end, as a crash leaves it, is dropped with one warning.
     """
@@ -73,19 +63,12 @@ class BudgetLedger:
         self.answers: dict[str, Label | None] = {}
         """The label of each query that was ever asked, by digest; None until it is answered."""
         self._lock = threading.Lock()
+        self._journal = Journal(self.path, kind=_KIND)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.touch()
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-        finished = self._read()
-        try:
-            os.truncate(self.path, finished)
-            sync_folder(self.path.parent)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-        if finished == 0:
-            self._append(_line(_HEADER))
+            self._replay()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def queries_used(self) -> int:
@@ -107,7 +90,7 @@ class BudgetLedger:
         with self._lock:
             new = [digest for digest in dict.fromkeys(digests) if digest not in self.answers]
             check_left(self.budget, used=self.queries_used, asked=len(new))
-            self._append("".join(_line({"query": digest}) for digest in new))
+            self._journal.append([{"query": digest} for digest in new], sync=True)
             self.answers |= dict.fromkeys(new)
 
     def answer(self, digest: str, label: Label) -> None:
@@ -122,52 +105,29 @@ class BudgetLedger:
                 raise BudgetError(
                     f"only what was asked can be answered, but {digest} was not; call ask first"
                 )
-            self._append(_line({"query": digest} | label_to_json(label)))
+            self._journal.append([{"query": digest} | label_to_json(label)], sync=True)
             self.answers[digest] = label
 
-    def _append(self, text: str) -> None:
-        try:
-            with open(self.path, "r+b", buffering=0) as file:
-                end = file.seek(0, os.SEEK_END)
-                try:
-                    write_all(file, text.encode())
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(end)  # the next entry must not continue half a line
-                    raise
-        except OSError as error:
-            raise unwritable(self.path, error) from error
+    def close(self) -> None:
+        """Let another process use the ledger; a second call does nothing."""
+        self._journal.close()
 
-    def _read(self) -> int:
-        """Fill in the answers; return the bytes up to the end of the last finished line."""
-        *lines, torn = read_bytes(self.path).split(b"\n")
-        if not lines and not _line(
-            {"format": _FORMAT, "version": FORMAT_VERSION}
-        ).encode().startswith(torn):
-            raise corrupt(self.path, "it does not begin as a ledger does")
-        if torn:
+    def _replay(self) -> None:
+        if self._journal.num_torn:
             warnings.warn(
-                f"a ledger ends with a finished line, but the last {len(torn)} bytes of "
-                f"{self.path} are half a line, as a crash leaves them; they are dropped",
+                f"a ledger ends with a finished line, but the last {self._journal.num_torn} bytes "
+                f"of {self.path} are half a line, as a crash leaves them; they are dropped",
                 stacklevel=3,
             )
-        for number, line in enumerate(lines, start=1):
+        for number, entry in enumerate(self._journal.entries, start=2):
             try:
-                entry = json.loads(line)
-                if number == 1:
-                    check_format(self.path, entry["format"], entry["version"], expected=_FORMAT)
-                del entry["crc32"]
-                intact = _line(entry).encode() == line + b"\n"
-                if number > 1:
-                    digest = str(entry.pop("query"))
-                    self.answers[digest] = label_from_json(entry) if entry else None
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise corrupt(
-                    self.path, f"line {number} is not what it should be ({error!r})"
-                ) from error
-            if not intact:
-                raise corrupt(self.path, f"line {number} does not match its crc32")
-        return sum(len(line) + 1 for line in lines)
+                digest = entry.pop("query")
+                if not isinstance(digest, str):
+                    raise TypeError(f"a query's name is a string, got {digest!r}")
+                self.answers[digest] = label_from_json(entry) if entry else None
+            except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+                finding = f"line {number} is no question and no answer ({error!r})"
+                raise corrupt(self.path, finding) from error
 
 
 @final
@@ -245,22 +205,3 @@ class FunctionOracle:
                 self._replies.put((number, label))
             except Exception as error:
                 self._replies.put((number, error))
-
-
-def label_to_json(label: Label) -> dict[str, float | None]:
-    """A label as JSON has it: NaN is null."""
-    values = {name: float(value) for name, value in asdict(label).items()}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
-
-
-def label_from_json(entry: dict[str, Any]) -> Label:
-    """The inverse of `label_to_json`.
-
-    Raises:
-        TypeError, ValueError: If it is no label.
-    """
-    return Label(**{name: math.nan if value is None else value for name, value in entry.items()})
-
-
-def _line(entry: dict[str, Any]) -> str:
-    return json.dumps(entry | {"crc32": zlib.crc32(json.dumps(entry).encode())}) + "\n"

@@ -83,7 +83,16 @@ def test_a_line_that_is_no_answer_is_named_and_does_not_end_the_run(tmp_path):
     oracle = FolderOracle(tmp_path)
     oracle.submit([query(1, 2)])
     (name,) = query_names(tmp_path)
-    for wrong in ('{"query": "x", "preference": 7}', "yes", '{"query": 3}', '{"prefer": 1}', "[]"):
+    for wrong in (
+        '{"query": "x", "preference": 7}',
+        f'{{"query": "x", "preference": {10**400}}}',
+        '{"query": 3}',
+        '{"prefer": 1}',
+        "yes",
+        "[]",
+        "null",
+        "[" * 10**5,
+    ):
         (tmp_path / "answers.jsonl").write_text(wrong + "\n")
         answer(tmp_path, name, preference=1)
         with pytest.warns(RuntimeWarning, match=r"line 1 of .*answers\.jsonl is not .* mend it"):

@@ -4,6 +4,7 @@ A case is an honest file, damaged as drawn. To be refused is to raise a `Storage
 exception fails the test, and so does memory that grows with what a file claims.
 """
 
+import io
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import shutil
 import struct
 import sys
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,11 +28,13 @@ from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter, _meta_json
 from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
+from pbcrl.folder_oracle import FolderOracle, query_names, read_query
 from pbcrl.journal import _line
 from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.lagrange import LagrangeMultiplier
+from pbcrl.ledger import BudgetLedger
 from pbcrl.storage import load_tensors, save_tensors
-from pbcrl.trajectory import Label, Trajectory
+from pbcrl.trajectory import Label, Query, Trajectory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS, FIFOs, /dev/zero")
 
@@ -103,6 +107,22 @@ def write_labels(path: Path) -> None:
         log.append([Label(n / 9, float(n % 2), float("nan")) for n in range(10)])
 
 
+def write_ledger(path: Path) -> None:
+    ledger = BudgetLedger(path)
+    ledger.ask(list("abcdef"))
+    for digest in "abc":
+        ledger.answer(digest, Label(1.0, 1.0, 0.0))
+    ledger.close()
+
+
+def write_query(path: Path) -> None:
+    first, second, *_ = trajectories()
+    path.mkdir()
+    FolderOracle(path).submit([Query(first, second)])
+    (name,) = query_names(path)
+    path.joinpath(f"{name}.npz").rename(path / "query.npz")
+
+
 def read_cost_model(path: Path) -> Content:
     model, info = load_cost_model(path)
     return {name: tensor.tolist() for name, tensor in model.state_dict().items()} | info
@@ -121,6 +141,21 @@ def read_label_log(path: Path) -> Content:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # half a line
         return {number: repr(label) for number, label in enumerate(read_labels(path))}
+
+
+def read_ledger(path: Path) -> Content:
+    """As a log without an end of its own: what lost its answer is unanswered again."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # half a line
+        ledger = BudgetLedger(path)
+    ledger.close()
+    return {digest: str(label) for digest, label in ledger.answers.items() if label is not None}
+
+
+def read_one_query(path: Path) -> Content:
+    query = read_query(path, "query")
+    both = {"first": query.first, "second": query.second}
+    return {name: (t.obs.tolist(), t.actions.tolist()) for name, t in both.items()}
 
 
 def contents(loaded: TrajectoryDataset) -> Content:
@@ -156,6 +191,8 @@ TARGETS = {
     "ensemble": Target(write_ensemble, read_cost_model, "file"),
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
+    "ledger": Target(write_ledger, read_ledger, "file"),
+    "query": Target(write_query, read_one_query, "file"),
     "dataset": Target(write_dataset, read_dataset, "file"),
     "unfinished dataset": Target(
         lambda path: write_dataset(path, kill=True), recover_dataset, "file.partial"
@@ -366,6 +403,23 @@ def forge_labels(path: Path, rng: np.random.Generator) -> None:
     forge_journal(path, rng)
 
 
+def forge_ledger(path: Path, rng: np.random.Generator) -> None:
+    write_ledger(path)
+    forge_journal(path, rng)
+
+
+def forge_query(path: Path, rng: np.random.Generator) -> None:
+    """Hostile sizes in the header of an array, inside of an archive that is sound."""
+    write_query(path)
+    shape = (int(rng.choice([0, 1, 2**20, 2**40, 2**62])), int(rng.choice([1, 2, 2**30])))
+    about = {"descr": str(rng.choice(["<f4", "|u1", "|O"])), "shape": shape}
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, about | {"fortran_order": False})
+    with zipfile.ZipFile(path / "query.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
+            archive.writestr(f"{name}.npy", header.getvalue() + bytes(int(rng.choice([0, 100]))))
+
+
 def forge_unfinished(path: Path, rng: np.random.Generator) -> None:
     write_dataset(path, kill=True)
     forge_journal(path.with_name(f"{path.name}.partial") / "journal.jsonl", rng)
@@ -378,6 +432,8 @@ def forge_unfinished(path: Path, rng: np.random.Generator) -> None:
         ("cost model", forge_cost_model),
         ("dataset", forge_dataset),
         ("labels", forge_labels),
+        ("ledger", forge_ledger),
+        ("query", forge_query),
         ("unfinished dataset", forge_unfinished),
     ],
 )
@@ -398,3 +454,15 @@ def test_absurd_claims_under_a_checksum_that_fits_take_no_memory(tmp_path, name,
         num_refused += 1
         assert not isinstance(refusal.__cause__, MemoryError)
     assert num_refused > cases / 3
+
+
+@pytest.mark.slow
+def test_a_small_query_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_path):
+    with zipfile.ZipFile(tmp_path / "query.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
+            with archive.open(f"{name}.npy", "w") as file:
+                for _ in range(9):
+                    file.write(bytes(2**25))
+    assert (tmp_path / "query.npz").stat().st_size < 1e7
+    with little_memory(300), pytest.raises(StorageError, match="more than the 1073741824 bytes"):
+        read_query(tmp_path, "query")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
+from pbcrl.journal import Journal
 from pbcrl.ledger import BudgetLedger, FunctionOracle, query_digest
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -58,6 +59,7 @@ def test_a_ledger_is_continued_with_all_that_was_asked_and_answered(tmp_path):
     ledger.ask(["a", "b", "c"])
     ledger.answer("b", UNSAFE)
     ledger.answer("a", SAFE)
+    ledger.close()
     again = BudgetLedger(path)
     assert repr(again.answers) == repr({"a": SAFE, "b": UNSAFE, "c": None})
     assert (again.queries_used, again.num_unanswered) == (3, 1)
@@ -69,7 +71,10 @@ def test_a_budget_counts_different_queries_of_all_processes(tmp_path):
     ledger.ask(["b", "a"])  # costs nothing
     with pytest.raises(BudgetError, match=r"budget of 3 .* 1 are left, 2 were asked"):
         ledger.ask(["a", "c", "d"])
-    assert ledger.queries_used == BudgetLedger(tmp_path / "ledger").queries_used == 2
+    assert ledger.queries_used == 2
+    ledger.close()
+    ledger = BudgetLedger(tmp_path / "ledger", budget=3)
+    assert ledger.queries_used == 2
     ledger.ask(["c"])
 
 
@@ -82,10 +87,10 @@ def test_a_line_is_readable_json(tmp_path):
     ledger = BudgetLedger(tmp_path / "ledger")
     ledger.ask(["a"])
     ledger.answer("a", UNSAFE)
-    lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    header, *lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    assert header == {"format": "pbcrl-ledger", "version": 1}
     assert all(line.pop("crc32") for line in lines)
     assert lines == [
-        {"format": "pbcrl-ledger", "version": 1},
         {"query": "a"},
         {"query": "a", "preference": 0.5, "first_safe": None, "second_safe": 0.0},
     ]
@@ -96,6 +101,7 @@ def test_a_torn_last_line_is_dropped_with_a_warning_wherever_it_tore(tmp_path):
     ledger = BudgetLedger(path)
     ledger.ask(["a"])
     ledger.answer("a", SAFE)
+    ledger.close()
     good = path.read_bytes()
     last_line = good.rindex(b"\n", 0, -1) + 1
     for length in range(last_line + 1, len(good)):
@@ -110,6 +116,7 @@ def test_a_flipped_bit_is_detected(tmp_path):
     ledger = BudgetLedger(path)
     ledger.ask(["a", "b"])
     ledger.answer("a", SAFE)
+    ledger.close()
     good = path.read_bytes()
     for damaged in with_flipped_bits(good[:-1], step=7):
         path.write_bytes(damaged + b"\n")
@@ -124,6 +131,28 @@ def test_a_text_of_another_kind_is_not_continued(tmp_path):
         with pytest.raises(CorruptFileError):
             BudgetLedger(path)
         assert path.read_text() == text
+
+
+def test_a_second_process_is_refused_before_it_asks_anything(tmp_path):
+    ledger = BudgetLedger(tmp_path / "ledger")
+    with pytest.raises(StorageError, match=r"one writer at a time, but another one has .*ledger"):
+        BudgetLedger(tmp_path / "ledger")
+    ledger.close()
+    BudgetLedger(tmp_path / "ledger").ask(["a"])
+    with pytest.raises(StorageError, match="was closed"):
+        ledger.ask(["b"])
+    assert ledger.queries_used == 0
+
+
+@pytest.mark.parametrize(
+    "entry", [{}, {"query": "a", "preference": 10**400, "first_safe": 1.0, "second_safe": 1.0}]
+)
+def test_a_line_that_is_neither_question_nor_answer_is_named(tmp_path, entry):
+    journal = Journal(tmp_path / "ledger", kind="pbcrl-ledger")
+    journal.append([{"query": "a"}, entry], sync=False)
+    journal.close()
+    with pytest.raises(CorruptFileError, match="line 3 is no question and no answer"):
+        BudgetLedger(tmp_path / "ledger")
 
 
 def test_what_does_not_fit_on_the_disk_is_not_asked(tmp_path):
@@ -203,6 +232,7 @@ def test_a_function_s_answers_come_in_order_and_from_then_on_out_of_the_ledger(t
     oracle = FunctionOracle(safer, BudgetLedger(tmp_path / "ledger", budget=2))
     assert oracle.label(queries) == expected
     assert oracle.queries_used == 2
+    oracle.ledger.close()
 
     def never(_):
         raise AssertionError("it was answered before")
@@ -221,7 +251,7 @@ def test_a_slow_function_does_not_hold_up_collect(tmp_path):
     oracle = FunctionOracle(slow, BudgetLedger(tmp_path / "ledger"))
     numbers = oracle.submit([query(1, 2), query(2, 1)])
     assert oracle.collect() == {}
-    assert BudgetLedger(tmp_path / "ledger").num_unanswered == 2  # noted before it is answered
+    assert oracle.ledger.num_unanswered == 2  # noted before it is answered
     answer_now.set()
     answers = {}
     while len(answers) < 2:
@@ -243,6 +273,7 @@ def test_an_error_of_the_function_is_raised_and_its_query_stays_unanswered(tmp_p
     oracle = FunctionOracle(broken, BudgetLedger(tmp_path / "ledger", budget=1))
     with pytest.raises(ConnectionError, match="no line"):
         oracle.label([query(1, 2)])
+    oracle.ledger.close()
     again = FunctionOracle(safer, BudgetLedger(tmp_path / "ledger", budget=1))
     assert again.label([query(1, 2)]) == [Label(1, 1, 1)]
 
