@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces.utils import flatten
+from gymnasium.vector.utils import iterate
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -26,10 +28,10 @@ class CostEnvError(Exception):
 def check_cost_env(env: gymnasium.Env[Any, Any], *, max_steps: int = 10_000, seed: int = 0) -> None:
     """Play one episode of random actions, twice, and check every step of it.
 
-    The contract: observations and actions are `Box` vectors; `reset` gives (obs, info); every
-    observation is finite and in its space; every reward is finite; `info["cost"]` is there on every
-    step, the last one included, and is a finite number >= 0; the episode ends; the same seed and
-    actions give the same episode again.
+    The contract: observations and actions have a fixed length, actions in one part; `reset` gives
+    (obs, info); every observation is finite and in its space; every reward is finite;
+    `info["cost"]` is there on every step, the last one included, and is a finite number >= 0; the
+    episode ends; the same seed and actions give the same episode again.
 
     Args:
         env: Wrapped as it will be trained on, `TimeLimit` included. It is reset, and not closed.
@@ -129,7 +131,7 @@ def check_cost_vector_env(
                     f"{costs[stray.argmax()]}, ended {ended[stray.argmax()]}"
                 )
         else:
-            _check_final_obs(where, infos, ended, envs.single_observation_space)
+            _check_final_obs(where, infos, ended, envs)
         if has_ended.all():
             return
         has_ended |= ended
@@ -149,12 +151,28 @@ def _check_max_steps(max_steps: int) -> None:
 
 
 def _check_spaces(obs_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]) -> None:
-    for name, space in (("observation", obs_space), ("action", action_space)):
-        if not isinstance(space, Box) or len(space.shape) != 1:
-            raise CostEnvError(
-                f"the {name} space must be a Box with one axis, got {space}; "
-                "flatten it with a gymnasium wrapper"
-            )
+    _check_fixed_length("observation", obs_space)
+    _check_fixed_length("action", action_space)
+    if isinstance(action_space, Dict | Tuple):
+        raise CostEnvError(
+            "the action space must be a Box, Discrete, MultiDiscrete or MultiBinary, got "
+            f"{action_space}; flatten it with a gymnasium wrapper"
+        )
+
+
+def _check_fixed_length(name: str, space: gymnasium.Space[Any]) -> None:
+    if isinstance(space, Dict):
+        for part in space.spaces.values():
+            _check_fixed_length(name, part)
+    elif isinstance(space, Tuple):
+        for part in space.spaces:
+            _check_fixed_length(name, part)
+    elif not isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete):
+        raise CostEnvError(
+            f"the {name} space must be made of Box, Discrete, MultiDiscrete, MultiBinary, Dict and "
+            f"Tuple, which have a fixed length, got {space}; turn it into one with a gymnasium "
+            "wrapper"
+        )
 
 
 def _reset(env: gymnasium.Env[Any, Any], *, seed: int) -> Any:
@@ -164,7 +182,7 @@ def _reset(env: gymnasium.Env[Any, Any], *, seed: int) -> Any:
             f"reset must return (obs, info) with a dict as info, got {_outline(answer)}"
         )
     _check_obs("reset", answer[0], env.observation_space)
-    return np.copy(answer[0])
+    return flatten(env.observation_space, answer[0])  # a copy: the env may write into its own
 
 
 def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
@@ -187,7 +205,8 @@ def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
         raise CostEnvError(
             f"a true cost must be >= 0, got {cost} on {where}; pay for safety in the reward instead"
         )
-    return _Step(action, np.copy(obs), float(reward), float(cost), bool(terminated or truncated))
+    row = flatten(env.observation_space, obs)
+    return _Step(action, row, float(reward), float(cost), bool(terminated or truncated))
 
 
 def _cost(info: Mapping[str, Any], where: str) -> Any:
@@ -200,15 +219,36 @@ def _cost(info: Mapping[str, Any], where: str) -> Any:
 
 
 def _check_obs(where: str, obs: object, space: gymnasium.Space[Any]) -> None:
-    if not isinstance(obs, np.ndarray) or obs.shape != space.shape:
-        raise CostEnvError(
-            f"observations must be arrays of shape {space.shape}, got {_outline(obs)} on {where}"
-        )
-    _check_finite(f"the observation of {where}", obs)
+    if isinstance(space, Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
+            raise CostEnvError(
+                f"observations must be dicts with the keys {sorted(space.spaces)}, got "
+                f"{sorted(obs) if isinstance(obs, Mapping) else _outline(obs)} on {where}"
+            )
+        for key, part in space.spaces.items():
+            _check_obs(f"{where}, part {key!r}", obs[key], part)
+        return
+    if isinstance(space, Tuple):
+        if not isinstance(obs, tuple) or len(obs) != len(space.spaces):
+            raise CostEnvError(
+                f"observations must be tuples of {len(space.spaces)}, got {_outline(obs)} on "
+                f"{where}"
+            )
+        for number, part in enumerate(space.spaces):
+            _check_obs(f"{where}, part {number}", obs[number], part)
+        return
+    if isinstance(space, Box):
+        if not isinstance(obs, np.ndarray) or obs.shape != space.shape:
+            raise CostEnvError(
+                f"observations must be arrays of shape {space.shape}, got {_outline(obs)} on "
+                f"{where}"
+            )
+        _check_finite(f"the observation of {where}", obs)
     if not space.contains(obs):
         raise CostEnvError(
             f"observations must lie in the observation space {space}, got {obs} of dtype "
-            f"{obs.dtype} on {where}; widen the bounds, or cast to the dtype of the space"
+            f"{np.asarray(obs).dtype} on {where}; widen the bounds, or cast to the dtype of the "
+            "space"
         )
 
 
@@ -234,7 +274,7 @@ def _check_finite(name: str, values: Any) -> None:
 
 
 def _check_final_obs(
-    where: str, infos: Mapping[str, Any], ended: Any, space: gymnasium.Space[Any]
+    where: str, infos: Mapping[str, Any], ended: Any, envs: VectorEnv[Any, Any, Any]
 ) -> None:
     mask = infos.get("_final_obs", np.zeros_like(ended))
     if not np.array_equal(mask, ended) or (ended.any() and "final_obs" not in infos):
@@ -243,8 +283,14 @@ def _check_final_obs(
             "infos['_final_obs'] be true, exactly where an episode ended: ended "
             f"{ended}, got mask {mask} on {where}; keep the observation from before the reset"
         )
+    if not ended.any():
+        return
+    final_obs = infos["final_obs"]
+    if not isinstance(final_obs, np.ndarray):  # Gymnasium's own hold one observation per env
+        final_obs = list(iterate(envs.observation_space, final_obs))
     for i in np.flatnonzero(ended):
-        _check_obs(f"{where}, infos['final_obs'] of env {i}", infos["final_obs"][i], space)
+        place = f"{where}, infos['final_obs'] of env {i}"
+        _check_obs(place, final_obs[i], envs.single_observation_space)
 
 
 def _check_same(name: str, first: Any, again: Any) -> None:

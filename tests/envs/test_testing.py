@@ -3,12 +3,14 @@
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Sequence, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
 from pbcrl_envs.toy import PointHazardsVectorEnv
+
+from ..every_space import SPACE_IDS, SPACE_PAIRS, Wander
 
 
 class Sound(gymnasium.Env):
@@ -146,19 +148,41 @@ def test_a_reset_without_info_is_found():
         check_cost_env(OldReset())
 
 
+@pytest.mark.parametrize(("obs_space", "action_space"), SPACE_PAIRS, ids=SPACE_IDS)
+def test_every_space_that_the_wrappers_take_passes(obs_space, action_space):
+    check_cost_env(Wander(obs_space, action_space, length=4))
+
+
 @pytest.mark.parametrize(
-    ("name", "space"),
+    ("space", "value", "message"),
     [
-        ("observation", Discrete(3)),
-        ("observation", Box(0, 1, (2, 2))),
-        ("action", Discrete(3)),
-        ("action", Box(0, 1, ())),
+        (Discrete(3), 3, r"must lie in the observation space Discrete\(3\), got 3 of dtype int64"),
+        (Dict(a=Discrete(3)), {"b": 1}, r"must be dicts with the keys \['a'\], got \['b'\] on reset"),
+        (Dict(a=Discrete(3)), 1, r"must be dicts with the keys \['a'\], got int on reset"),
+        (Dict(a=Discrete(3)), {"a": 7}, r"got 7 of dtype int64 on reset, part 'a'"),
+        (Tuple([Box(0, 1)]), (), r"must be tuples of 1, got a tuple of 0: \(\) on reset"),
+        (Tuple([Box(0, 1)]), (np.array([np.nan]),), "observation of reset, part 0 must be finite"),
     ],
 )
-def test_spaces_other_than_flat_boxes_are_refused(name, space):
+def test_an_observation_that_is_not_of_its_space_is_named_with_its_part(space, value, message):
+    env = Wander(space, Discrete(2), length=4)
+    env.look = lambda: value
+    with pytest.raises(CostEnvError, match=message):
+        check_cost_env(env)
+
+
+@pytest.mark.parametrize("name", ["observation", "action"])
+def test_a_space_without_a_fixed_length_is_refused(name):
     env = Sound()
-    setattr(env, f"{name}_space", space)
-    with pytest.raises(CostEnvError, match=f"the {name} space must be a Box with one axis, got"):
+    setattr(env, f"{name}_space", Dict(a=Sequence(Discrete(3))))
+    with pytest.raises(CostEnvError, match=f"the {name} space must be made of Box, Discrete, .*Seq"):
+        check_cost_env(env)
+
+
+def test_an_action_of_several_parts_is_refused():
+    env = Sound()
+    env.action_space = Tuple([Discrete(3)])
+    with pytest.raises(CostEnvError, match="the action space must be a Box, Discrete, MultiDisc"):
         check_cost_env(env)
 
 
@@ -238,3 +262,33 @@ def test_a_batch_that_does_not_reset_its_envs_is_refused():
 def test_gymnasiums_own_batch_leaves_the_cost_out_where_every_env_resets():
     with pytest.raises(CostEnvError, match="info has no 'cost' on step 10"):
         check_cost_vector_env(SyncVectorEnv([Sound, Sound]))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_batch_of_dicts_is_checked_part_by_part(mode):
+    class Parts(PointHazardsVectorEnv):
+        """The batched toy, with its observations under a name."""
+
+        factor = 1.0
+
+        def __init__(self):
+            super().__init__(2, max_episode_steps=5, autoreset_mode=mode)
+            self.single_observation_space = Dict(all=self.single_observation_space)
+            self.observation_space = Dict(all=self.observation_space)
+
+        def reset(self, **options):
+            obs, infos = super().reset(**options)
+            return {"all": obs}, infos
+
+        def step(self, actions):
+            obs, *rest, infos = super().step(actions)
+            if "final_obs" in infos:
+                infos = infos | {"final_obs": {"all": infos["final_obs"] * self.factor}}
+            return {"all": obs}, *rest, infos
+
+    envs = Parts()
+    check_cost_vector_env(envs)
+    if mode is AutoresetMode.SAME_STEP:
+        envs.factor = np.nan
+        with pytest.raises(CostEnvError, match="final_obs'] of env 0, part 'all' must be finite"):
+            check_cost_vector_env(envs)
