@@ -10,6 +10,7 @@ evaluation; `ReplayOracle` gives labels again that were bought before. People an
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -143,8 +144,37 @@ def make_teacher(name: str, *, cost_scale: float, horizon: int) -> Teacher:
     return Teacher()
 
 
+class _AnswersAtOnce(ABC):
+    """An oracle whose `label` never waits, so that `submit` can call it."""
+
+    def __init__(self) -> None:
+        self._queries_used = 0
+        self._answers: dict[int, Label] = {}
+
+    @property
+    def queries_used(self) -> int:
+        """Queries answered so far."""
+        return self._queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
+        labels = self.label(queries)
+        numbers = list(range(self._queries_used - len(labels), self._queries_used))
+        self._answers |= zip(numbers, labels, strict=True)
+        return numbers
+
+    def collect(self) -> dict[int, Label]:
+        """Return the answers to all that was submitted since the last call, by number."""
+        answers, self._answers = self._answers, {}
+        return answers
+
+    @abstractmethod
+    def label(self, queries: Sequence[Query]) -> list[Label]:
+        """Answer every query, in order, and count them; or raise, and answer and count none."""
+
+
 @final
-class SyntheticOracle:
+class SyntheticOracle(_AnswersAtOnce):
     """Labels from true costs, at once.
 
     The first trajectory is preferred if its true episode cost is lower, a tie gives 0.5, and a
@@ -170,6 +200,7 @@ class SyntheticOracle:
         teacher: Teacher | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
+        super().__init__()
         if not 0 <= cost_limit < math.inf:
             raise ValueError(
                 f"the true cost limit must be finite and >= 0, got {cost_limit}; it is the highest "
@@ -181,25 +212,6 @@ class SyntheticOracle:
         if rng is None and self.teacher.is_random:
             raise ValueError("label noise is random: pass rng=np.random.default_rng(seed)")
         self._rng = rng
-        self._queries_used = 0
-        self._answers: dict[int, Label] = {}
-
-    @property
-    def queries_used(self) -> int:
-        """Queries answered so far."""
-        return self._queries_used
-
-    def submit(self, queries: Sequence[Query]) -> list[int]:
-        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
-        labels = self.label(queries)
-        numbers = list(range(self._queries_used - len(labels), self._queries_used))
-        self._answers |= zip(numbers, labels, strict=True)
-        return numbers
-
-    def collect(self) -> dict[int, Label]:
-        """Return the answers to all that was submitted since the last call, by number."""
-        answers, self._answers = self._answers, {}
-        return answers
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order.
@@ -249,7 +261,7 @@ class SyntheticOracle:
 
 
 @final
-class ReplayOracle:
+class ReplayOracle(_AnswersAtOnce):
     """Gives recorded labels again, in the order in which they were bought.
 
     For repeating a run without paying for its labels twice: with the same seeds the queries come in
@@ -260,26 +272,8 @@ class ReplayOracle:
     """
 
     def __init__(self, labels: Sequence[Label]) -> None:
+        super().__init__()
         self._labels = list(labels)
-        self._queries_used = 0
-        self._answers: dict[int, Label] = {}
-
-    @property
-    def queries_used(self) -> int:
-        """Queries answered so far."""
-        return self._queries_used
-
-    def submit(self, queries: Sequence[Query]) -> list[int]:
-        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
-        labels = self.label(queries)
-        numbers = list(range(self._queries_used - len(labels), self._queries_used))
-        self._answers |= zip(numbers, labels, strict=True)
-        return numbers
-
-    def collect(self) -> dict[int, Label]:
-        """Return the answers to all that was submitted since the last call, by number."""
-        answers, self._answers = self._answers, {}
-        return answers
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query with the next recorded label.
