@@ -22,8 +22,9 @@ from typing import final
 
 import numpy as np
 
+from pbcrl.buffer import Pairs
 from pbcrl.label_log import label_from_json, label_to_json
-from pbcrl.ledger import query_digest
+from pbcrl.ledger import query_digest, trajectory_digest
 from pbcrl.oracle import check_left, checked_budget
 from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_all, write_atomically
 from pbcrl.trajectory import Label, Query, Trajectory
@@ -124,18 +125,36 @@ class FolderOracle:
                 return [found[self._open.pop(number)] for number in numbers]
             time.sleep(self._poll_seconds)
 
-    def labelled(self) -> list[tuple[Query, Label]]:
-        """All queries of the folder that have an answer, also those of earlier processes.
+    def labelled(self) -> tuple[list[Trajectory], Pairs, list[Label]]:
+        """All that was ever answered in the folder, as `PreferenceBuffer` takes it.
+
+        Returns:
+            The trajectories, each once, as its contents tell; the pairs of them that were asked,
+            int64 (B, 2); their B labels.
 
         Raises:
-            CorruptFileError: If one is damaged.
+            CorruptFileError: If a query is damaged.
         """
-        found = read_answers(self.folder)
-        return [
-            (read_query(self.folder, name), found[name])
-            for name in query_names(self.folder)
-            if name in found
-        ]
+        answers = read_answers(self.folder)
+        names = [name for name in query_names(self.folder) if name in answers]
+        place: dict[str, int] = {}
+        trajectories: list[Trajectory] = []
+        pairs = []
+        for name in names:
+            query = read_query(self.folder, name)
+            digests = [trajectory_digest(query.first), trajectory_digest(query.second)]
+            if digests[0] == digests[1]:  # two episodes that went alike
+                digests[1] += " again"
+            for digest, trajectory in zip(digests, (query.first, query.second), strict=True):
+                if digest not in place:
+                    place[digest] = len(trajectories)
+                    trajectories.append(trajectory)
+            pairs.append([place[digest] for digest in digests])
+        return (
+            trajectories,
+            np.array(pairs, dtype=np.int64).reshape(-1, 2),
+            [answers[name] for name in names],
+        )
 
 
 def query_names(folder: Path) -> list[str]:
@@ -225,8 +244,8 @@ def _check_sizes(npz: bytes) -> None:
             raise ValueError(f"its arrays have more than the {_MAX_BYTES} bytes they may have")
         for info in archive.infolist():
             with archive.open(info) as file:
-                np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             if math.prod(shape) * dtype.itemsize > info.file_size:
                 raise ValueError(f"{info.filename} claims the shape {shape}")
 

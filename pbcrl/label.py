@@ -23,6 +23,8 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pbcrl.label", description=__doc__)
     parser.add_argument("folder", type=Path, help="that of a FolderOracle")
     folder: Path = parser.parse_args(argv).folder
+    if not folder.is_dir():
+        raise SystemExit(f"error: there is no folder {folder}; name that of a FolderOracle")
     try:
         answered = read_answers(folder)
         names = [name for name in query_names(folder) if name not in answered]

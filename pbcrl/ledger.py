@@ -22,18 +22,23 @@ from pbcrl.journal import Journal
 from pbcrl.label_log import label_from_json, label_to_json
 from pbcrl.oracle import check_left, checked_budget
 from pbcrl.storage import corrupt
-from pbcrl.trajectory import Label, Query
+from pbcrl.trajectory import Label, Query, Trajectory
 
 _KIND = "pbcrl-ledger"
 
 
 def query_digest(query: Query) -> str:
     """Name a query by what it shows: 32 hex digits that observations, actions and order decide."""
+    both = (trajectory_digest(query.first), trajectory_digest(query.second))
+    return hashlib.sha256("".join(both).encode()).hexdigest()[:32]
+
+
+def trajectory_digest(trajectory: Trajectory) -> str:
+    """Name a trajectory likewise, by its observations and actions."""
     digest = hashlib.sha256()
-    for trajectory in (query.first, query.second):
-        for array in (trajectory.obs, trajectory.actions):
-            digest.update(f"{array.dtype.str} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).data)
+    for array in (trajectory.obs, trajectory.actions):
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()[:32]
 
 

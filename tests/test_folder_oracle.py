@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pbcrl import label
+from pbcrl.buffer import PreferenceBuffer
 from pbcrl.errors import BudgetError, CorruptFileError, StorageError
 from pbcrl.folder_oracle import FolderOracle, query_names, read_query, write_answer
 from pbcrl.trajectory import Label, Query, Trajectory
@@ -96,7 +97,7 @@ def test_a_line_that_is_no_answer_is_named_and_does_not_end_the_run(tmp_path):
         (tmp_path / "answers.jsonl").write_text(wrong + "\n")
         answer(tmp_path, name, preference=1)
         with pytest.warns(RuntimeWarning, match=r"line 1 of .*answers\.jsonl is not .* mend it"):
-            assert len(FolderOracle(tmp_path).labelled()) == 1
+            assert FolderOracle(tmp_path).labelled()[2][0].preference == 1
     with pytest.warns(RuntimeWarning, match="line 1"):
         assert len(oracle.collect()) == 1
 
@@ -111,7 +112,7 @@ def test_half_a_line_at_the_end_may_still_be_written(tmp_path):
     (tmp_path / "answers.jsonl").write_text(whole)  # a person may end without a line break
     assert len(oracle.collect()) == 1
     write_answer(tmp_path, name, Label(0, 1, 1))
-    assert [label for _, label in oracle.labelled()] == [Label(0, 1, 1)]
+    assert oracle.labelled()[2] == [Label(0, 1, 1)]
 
 
 def test_waiting_for_a_person_ends_with_the_last_answer_in_the_order_of_the_queries(tmp_path):
@@ -132,12 +133,24 @@ def test_waiting_for_a_person_ends_with_the_last_answer_in_the_order_of_the_quer
 
 
 def test_all_that_was_ever_answered_can_be_learned_from(tmp_path):
-    FolderOracle(tmp_path).submit([query(1, 2), query(3, 4)])
-    _, name = query_names(tmp_path)
-    write_answer(tmp_path, name, Label(1, 1, 0))
-    ((found, label),) = FolderOracle(tmp_path).labelled()
-    assert label == Label(1, 1, 0)
-    np.testing.assert_array_equal(found.first.obs, np.full((3, 2), 3))
+    """A trajectory that several queries show comes once, so that a buffer knows it again."""
+    FolderOracle(tmp_path).submit([query(1, 2), query(3, 4), query(4, 1), query(2, 2), query(5, 6)])
+    for name, preference in zip(query_names(tmp_path), [1, 0.5, 0, 0.5], strict=False):
+        write_answer(tmp_path, name, Label(preference, 1, 0))
+    trajectories, pairs, labels = FolderOracle(tmp_path).labelled()
+    assert [trajectory.obs[0, 0] for trajectory in trajectories] == [1, 2, 3, 4, 2]
+    assert pairs.tolist() == [[0, 1], [2, 3], [3, 0], [1, 4]]  # a pair has two members
+    assert labels == [Label(preference, 1, 0) for preference in (1, 0.5, 0, 0.5)]
+    buffer = PreferenceBuffer()
+    buffer.add_trajectories(trajectories)
+    buffer.add_labels(pairs, labels)
+    assert buffer.num_contradictions == 3  # 1, 2 and 4 were called safe and unsafe
+
+
+def test_a_folder_without_answers_has_nothing_to_learn_from(tmp_path):
+    FolderOracle(tmp_path).submit([query(1, 2)])
+    trajectories, pairs, labels = FolderOracle(tmp_path).labelled()
+    assert (trajectories, pairs.shape, labels) == ([], (0, 2), [])
 
 
 def test_a_query_can_be_drawn_for_the_person_before_it_is_asked(tmp_path):
@@ -192,3 +205,8 @@ def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path
     assert answers[numbers[1]].preference == 0.5
     assert math.isnan(answers[numbers[1]].first_safe)
     assert answers[numbers[2]] == Label(0, 0, 1)
+
+
+def test_a_folder_that_is_not_there_has_no_questions(tmp_path):
+    with pytest.raises(SystemExit, match=r"there is no folder .*nowhere"):
+        label.main([str(tmp_path / "nowhere")])

@@ -458,7 +458,9 @@ def test_absurd_claims_under_a_checksum_that_fits_take_no_memory(tmp_path, name,
 
 @pytest.mark.slow
 def test_a_small_query_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_path):
-    with zipfile.ZipFile(tmp_path / "query.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(
+        tmp_path / "query.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1
+    ) as archive:
         for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
             with archive.open(f"{name}.npy", "w") as file:
                 for _ in range(9):
