@@ -6,15 +6,18 @@ The pieces, in the order in which data flows through them; each can be used alon
   any Gymnasium env and hand out each finished `Trajectory` (`finished_trajectories`), with
   observations and actions as rows (`obs_rows`, `action_rows`).
 - An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` from true costs, like a `Teacher`
-  with this or that weakness; a person through a `FolderOracle`, a function by a `FunctionOracle`.
-- `PreferenceBuffer` keeps labelled pairs; `draw_pairs` and the `SELECTIONS` choose which to ask.
-- `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them; `CostModelTrainer` fits either by
-  `pbci_loss` with a `DeadZone`.
+  with this or that weakness; a person through a `FolderOracle`; a function by a `FunctionOracle`,
+  which notes all in a `BudgetLedger`; `ReplayOracle` gives earlier labels again.
+- `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
+  `draw_pairs` and the `SELECTIONS` choose which to ask about.
+- `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them, `LearnedCost` what both offer;
+  `CostModelTrainer` fits either by `pbci_loss` with a `DeadZone`.
 - A `Multiplier` prices the learned cost while a policy is trained: `LagrangeMultiplier` by Adam,
   `AscentMultiplier`, `SoftplusMultiplier` and `PIDMultiplier` by other rules.
 - `cost_model_report` and its parts compare learned with true episode costs, `epic_distance` learned
   with true step costs.
-- `save_tensors`, `TrajectoryWriter`, `TrajectoryDataset`, `LabelLog` keep everything on disk.
+- `save_tensors`, `TrajectoryWriter`, `TrajectoryDataset`, `LabelLog` keep everything on disk;
+  what is wrong with a file is a `StorageError`, as all states worth catching are a `PbcrlError`.
 """
 
 from pbcrl.errors import (
@@ -51,9 +54,9 @@ from pbcrl.oracle import (
     Teacher,
     make_teacher,
 )
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.ledger import BudgetLedger, FunctionOracle, query_digest
 from pbcrl.folder_oracle import FolderOracle
-from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.selection import SELECTIONS, Selection
 from pbcrl.trainer import CostModelTrainer, Evaluation
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, finished_trajectories, step_costs
