@@ -20,20 +20,20 @@ class Comparison:
 
 NAVIGATION = {
     "Goal0": Comparison(layouts=100),
-    "Goal1": Comparison(layouts=100, episodes=200),
+    "Goal1": Comparison(layouts=100, episodes=400, horizon=400),
     "Goal2": Comparison(),
     "Push0": Comparison(layouts=100),
-    "Push1": Comparison(layouts=100, episodes=600, horizon=500),
+    "Push1": Comparison(layouts=100, episodes=250, horizon=500),
     "Push2": Comparison(),
     "Button0": Comparison(layouts=100),
-    "Button1": Comparison(layouts=60, episodes=600, horizon=500),
+    "Button1": Comparison(layouts=30, episodes=300, horizon=300),
     "Button2": Comparison(layouts=10),
 }
 """A crowded layout takes the package a second to draw, hence fewer of them."""
 VELOCITY = {
     "HalfCheetahVelocity": Comparison(layouts=100, episodes=200),
-    "Walker2dVelocity": Comparison(layouts=100, episodes=400),
-    "HumanoidVelocity": Comparison(layouts=100, episodes=400),
+    "Walker2dVelocity": Comparison(layouts=100, episodes=200),
+    "HumanoidVelocity": Comparison(layouts=100, episodes=200),
 }
 
 _CHOSEN = os.environ.get("PBCRL_PARITY_TASKS", "").split()
