@@ -2,7 +2,8 @@
 
 Those of the point agent are scripted. They are tame on purpose: what a bump does to the rest of an
 episode is chaotic, and a policy that bumps into everything has costs that differ so much from
-episode to episode that thousands would be needed to compare two means. `bump` is for single steps.
+episode to episode that thousands would be needed to compare two means. `bump` and `bump_and_score` are for
+single steps.
 Those of the robots are small and were found by random search. NumPy alone: the real package's side
 has nothing else.
 """
@@ -124,21 +125,36 @@ def push(obs, step):
     things, radii = np.stack([pillar, box], axis=1), np.array([0.4, 0.5])
     if step < 200:
         return cross(obs, hazard, things, radii)
-    beyond = unit(place - box)
-    # The closer, the more askew it may push: what begins well is not given up at once.
-    allowed = np.interp(np.abs(box), [0.45, 0.6, 0.8, 0.81], [0.6, 0.15, 0.15, 0])
-    pushing = np.abs(np.angle(box * np.conj(beyond))) < allowed
-    around, _, _ = steer_clear(box - 0.65 * beyond, things, radii)
+    pushing, around = pushing_side(place, box, things, radii)
     done = np.abs(place - box) < 0.4
     leaving = done & (np.abs(hazard) < 0.36)
     heading = np.where(leaving, -box, np.where(pushing, box, around))
     return drive(obs, heading, speed=np.where(done & ~leaving, 0.0, 0.5), reverse=leaving)
 
 
+def pushing_side(place, box, things, radii):
+    """Whether the box is between agent and goal, and else the heading around to where it is."""
+    beyond = unit(place - box)
+    # The closer, the more askew it may push: what begins well is not given up at once.
+    allowed = np.interp(np.abs(box), [0.45, 0.6, 0.8, 0.81], [0.6, 0.15, 0.15, 0])
+    around, _, _ = steer_clear(box - 0.65 * beyond, things, radii)
+    return np.abs(np.angle(box * np.conj(beyond))) < allowed, around
+
+
 def bump(obs, step):
     """Against one thing after another, of one kind for 60 steps."""
     kinds = (obs.shape[1] - NUM_SENSORS) // NUM_BINS
     return drive(obs, nearest(lidar_of(obs, step // 60 % kinds)), speed=0.8)
+
+
+def bump_and_score(obs, step):
+    """`bump` for 300 steps, then the box into the goal."""
+    if step < 300:
+        return bump(obs, step)
+    kinds = (obs.shape[1] - NUM_SENSORS) // NUM_BINS
+    place, box = nearest(lidar_of(obs, 0)), nearest(lidar_of(obs, kinds - 1))
+    pushing, around = pushing_side(place, box, box[:, None], np.array([0.5]))
+    return drive(obs, np.where(pushing, box, around), speed=0.5)
 
 
 def halfcheetah(obs, _step):
@@ -169,6 +185,7 @@ POLICIES = {
     "button": button,
     "push": push,
     "bump": bump,
+    "bump_and_score": bump_and_score,
     "halfcheetah": halfcheetah,
     "walker2d": walker2d,
     "humanoid": humanoid,

@@ -22,6 +22,21 @@ PLANE, SPHERE, CYLINDER, BOX = 0, 2, 5, 6
 """MuJoCo's numbers of the shapes."""
 FREE_JOINT = 0
 
+ROBOT_FIELDS = """
+qpos0 qpos_spring body_parentid body_pos body_quat body_ipos body_iquat body_mass body_inertia
+body_invweight0 jnt_type jnt_pos jnt_axis jnt_stiffness jnt_limited jnt_range jnt_margin jnt_solref
+jnt_solimp dof_armature dof_damping dof_frictionloss dof_invweight0 geom_bodyid geom_type geom_size
+geom_pos geom_quat geom_contype geom_conaffinity geom_condim geom_priority geom_friction geom_margin
+geom_gap geom_solref geom_solimp geom_solmix tendon_limited tendon_range tendon_stiffness
+tendon_damping actuator_trntype actuator_trnid actuator_gear actuator_ctrllimited
+actuator_ctrlrange actuator_forcerange actuator_gainprm actuator_biasprm
+""".split()
+ROBOT_OPTIONS = """
+timestep gravity wind density viscosity impratio tolerance iterations integrator cone solver
+disableflags enableflags
+""".split()
+"""What a robot's motion depends on in `MjModel` and in its options."""
+
 
 def env_id(task):
     return f"Safety{task}-v1" if task.endswith("Velocity") else f"SafetyPoint{task}-v0"
@@ -141,6 +156,13 @@ def models(*, task, seeds):
         xml = task_object.world.xml_string
         found.append({"xml": xml, "names": names(task_object), **layout(task_object)})
     return stacked(found)
+
+
+def robot_numbers(*, task):
+    """The numbers of the model that the package compiles for a robot, by their names in MuJoCo."""
+    model = upstream.make(env_id(task)).unwrapped.model
+    options = {f"opt.{name}": getattr(model.opt, name) for name in ROBOT_OPTIONS}
+    return {**{name: getattr(model, name) for name in ROBOT_FIELDS}, **options}
 
 
 def skies(*, task, steps):
