@@ -1,9 +1,11 @@
 """The fixed policies of the comparison, from observations and the step alone, for both sides.
 
-Those of the point agent are scripted. They are tame on purpose: what a bump does to the rest of an
-episode is chaotic, and a policy that bumps into everything has costs that differ so much from
-episode to episode that thousands would be needed to compare two means. `bump` and `bump_and_score` are for
-single steps.
+Those of the point agent are scripted, and calm on purpose. The motor that turns the agent is so
+stiff that rounding grows to a radian per second within half a second of turning, in both packages;
+the agent is then a millimetre off. A policy that turns this into another way around a hazard, or
+into hundreds of steps of waiting inside it, has costs that would need thousands of episodes. So
+most cost comes from one crossing of a hazard, and bumps are few. `bump` and `bump_and_score`, for
+single steps, are not calm.
 Those of the robots are small and were found by random search. NumPy alone: the real package's side
 has nothing else.
 """

@@ -30,11 +30,11 @@ geom_pos geom_quat geom_contype geom_conaffinity geom_condim geom_priority geom_
 geom_gap geom_solref geom_solimp geom_solmix tendon_limited tendon_range tendon_stiffness
 tendon_damping actuator_trntype actuator_trnid actuator_gear actuator_ctrllimited
 actuator_ctrlrange actuator_forcerange actuator_gainprm actuator_biasprm
-""".split()
+"""
 ROBOT_OPTIONS = """
 timestep gravity wind density viscosity impratio tolerance iterations integrator cone solver
 disableflags enableflags
-""".split()
+"""
 """What a robot's motion depends on in `MjModel` and in its options."""
 
 
@@ -161,8 +161,8 @@ def models(*, task, seeds):
 def robot_numbers(*, task):
     """The numbers of the model that the package compiles for a robot, by their names in MuJoCo."""
     model = upstream.make(env_id(task)).unwrapped.model
-    options = {f"opt.{name}": getattr(model.opt, name) for name in ROBOT_OPTIONS}
-    return {**{name: getattr(model, name) for name in ROBOT_FIELDS}, **options}
+    options = {f"opt.{name}": getattr(model.opt, name) for name in ROBOT_OPTIONS.split()}
+    return {**{name: getattr(model, name) for name in ROBOT_FIELDS.split()}, **options}
 
 
 def skies(*, task, steps):
