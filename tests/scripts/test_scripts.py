@@ -77,7 +77,7 @@ def rows(folder):
 
 def test_functions_of_the_same_name_are_identical_across_scripts():
     seen = {}
-    for name in ("ppo_lag", "ppo_lag_pbcrl", "evaluate"):
+    for name in ("ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf", "evaluate"):
         source = (SCRIPTS / f"{name}.py").read_text()
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name not in (
