@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from checkpoints import envs_state, load_checkpoint, restore_envs, resumed, save_checkpoint
 from film import check_film, film
 from run_io import (
     Run,
@@ -103,6 +104,10 @@ class Args:
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
+    checkpoint_interval: int = 10
+    """iterations between two checkpoints, from which a run that was cut off goes on"""
+    resume: str | None = None
+    """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -262,8 +267,9 @@ def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
+    args = resumed(args, script="ppo_lag")
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
-    require_positive(args, *counts, "max_trajectories", "torch_threads")
+    require_positive(args, *counts, "checkpoint_interval", "max_trajectories", "torch_threads")
     if not 0 <= args.lr_decay <= 1:
         raise ValueError(
             f"--lr-decay must be in [0, 1], got {args.lr_decay}; 0 keeps --lr constant"
@@ -291,6 +297,7 @@ def train(args: Args) -> Path:
     )
     if np.isinf(limit):
         multiplier = LagrangeMultiplier(initial=0.0)
+    writer_rng = np.random.default_rng([args.seed, 1])  # of its own: saving changes no training
     writer = args.save_trajectories and TrajectoryWriter(
         args.save_trajectories,
         env_id=args.env_id,
@@ -298,7 +305,8 @@ def train(args: Args) -> Path:
         act_dim=act_dim,
         horizon=horizon_of(envs),
         capacity=args.max_trajectories,
-        rng=np.random.default_rng([args.seed, 1]),  # of its own: saving must not change training
+        rng=writer_rng,
+        resume=args.resume is not None,
     )
     recorder = TrajectoryRecorder(args.num_envs) if writer else None
 
@@ -311,7 +319,7 @@ def train(args: Args) -> Path:
     next_values = torch.zeros(2, *shape)
     episode_return, episode_cost = np.zeros(args.num_envs), np.zeros(args.num_envs)
     ended: list[tuple[float, float]] = []  # (return, true cost) of all episodes, in order
-    iteration = 0
+    iteration, num_recorded = 0, 0
 
     total = args.num_iterations * args.batch_size
     with Run(args, script="ppo_lag", total=total) as run, writer or nullcontext():
@@ -323,11 +331,53 @@ def train(args: Args) -> Path:
             meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
-        run.start_progress()
+        def checkpoint() -> dict[str, Any]:
+            return {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer_actor": optimizer_actor.state_dict(),
+                "optimizer_critics": optimizer_critics.state_dict(),
+                "multiplier": multiplier.state_dict(),
+                "rng": rng.bit_generator.state,
+                "noise": noise.get_state(),
+                "envs": envs_state(envs),
+                "next_obs": next_obs,
+                "episode_return": episode_return,
+                "episode_cost": episode_cost,
+                "ended": np.array(ended).reshape(-1, 2),
+                "recorder": recorder and recorder.get_state(),
+                "num_recorded": num_recorded,
+                "writer_rng": writer_rng.bit_generator.state,
+                "run": run.get_state(),
+            }
+
+        state = load_checkpoint(run.folder) if args.resume is not None else None
+        if state is not None:
+            iteration = state["iteration"]
+            agent.load_state_dict(state["agent"])
+            optimizer_actor.load_state_dict(state["optimizer_actor"])
+            optimizer_critics.load_state_dict(state["optimizer_critics"])
+            multiplier.load_state_dict(state["multiplier"])
+            rng.bit_generator.state = state["rng"]
+            noise.set_state(state["noise"])
+            ended = [(row[0], row[1]) for row in state["ended"].tolist()]
+            num_recorded = state["num_recorded"]
+            writer_rng.bit_generator.state = state["writer_rng"]
+        if state is not None and state["envs"] is not None:
+            restore_envs(envs, state["envs"])
+            next_obs = state["next_obs"]
+            episode_return, episode_cost = state["episode_return"], state["episode_cost"]
+            if recorder:
+                recorder.set_state(state["recorder"])
+        else:  # at the start, or envs whose state nobody knows: their episodes begin anew
+            next_obs, _ = envs.reset(seed=args.seed + 2_000_000 * iteration)
+        check_finite("observations", next_obs, 0)
+        if args.resume is not None:
+            run.set_state(state and state["run"], step=iteration * args.batch_size)
+            run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
+        run.start_progress(iteration * args.batch_size)
         try:
-            next_obs, _ = envs.reset(seed=args.seed)
-            check_finite("observations", next_obs, 0)
-            for iteration in range(1, args.num_iterations + 1):
+            for iteration in range(iteration + 1, args.num_iterations + 1):
                 for optimizer in (optimizer_actor, optimizer_critics):
                     optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out ---------------------------------------------------------------
@@ -354,7 +404,12 @@ def train(args: Args) -> Path:
                         for trajectory in recorder.record(
                             obs[t].numpy(), executed, true_cost, is_done, diverged=diverged
                         ):
-                            writer.add(trajectory)
+                            # After a resume some are in the dataset already.
+                            if num_recorded == writer.seen:
+                                writer.add(trajectory)
+                            elif num_recorded >= args.max_trajectories:
+                                writer_rng.integers(num_recorded + 1)  # as the writer drew then
+                            num_recorded += 1
                     episode_return += reward
                     episode_cost += true_cost
                     if is_done.any():
@@ -457,8 +512,9 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-                if iteration % 10 == 0 or iteration == args.num_iterations:
+                if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
                     save()
+                    save_checkpoint(run.folder, checkpoint())
         except BaseException:  # also Ctrl-C
             save()
             if writer:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from checkpoints import envs_state, load_checkpoint, restore_envs, resumed, save_checkpoint
 from film import check_film, film
 from run_io import (
     Run,
@@ -120,6 +121,10 @@ class Args:
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
+    checkpoint_interval: int = 10
+    """iterations between two checkpoints, from which a run that was cut off goes on"""
+    resume: str | None = None
+    """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -237,6 +242,13 @@ class RingBuffer:
         self.next = (self.next + len(states)) % size
         self.filled = min(self.filled + len(states), size)
 
+    def get_state(self) -> dict[str, Any]:
+        return {"states": self.states[: self.filled], "next": self.next}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.filled, self.next = len(state["states"]), state["next"]
+        self.states[: self.filled] = state["states"]
+
     def sample(self, count: int, rng: np.random.Generator) -> Tensor:
         return self.states[torch.from_numpy(rng.integers(self.filled, size=count))]
 
@@ -339,9 +351,10 @@ def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
+    args = resumed(args, script="ppo_lag_rlsf")
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
     sizes = "queries", "classifier_steps", "classifier_batch_size", "buffer_size", "hash_bits"
-    require_positive(args, *counts, *sizes, "torch_threads")
+    require_positive(args, *counts, *sizes, "checkpoint_interval", "torch_threads")
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -422,11 +435,58 @@ def train(args: Args) -> Path:
             path = run.folder / "classifier.safetensors"
             save_tensors(path, kind="classifier", tensors=classifier.state_dict(), meta=meta)
 
-        run.start_progress()
+        def checkpoint() -> dict[str, Any]:
+            return {
+                "iteration": iteration,
+                "agent": agent.state_dict(),
+                "optimizer_actor": optimizer_actor.state_dict(),
+                "optimizer_critics": optimizer_critics.state_dict(),
+                "multiplier": multiplier.state_dict(),
+                "classifier": classifier.state_dict(),
+                "optimizer_classifier": optimizer_classifier.state_dict(),
+                "good": good.get_state(),
+                "bad": bad.get_state(),
+                "hashes_seen": np.array(sorted(novelty.seen), np.int64),
+                "oracle": oracle.state_dict(),
+                "rng": rng.bit_generator.state,
+                "noise": noise.get_state(),
+                "envs": envs_state(envs),
+                "next_obs": next_obs,
+                "episode_return": episode_return,
+                "ended": np.array(ended).reshape(-1, 2),
+                "recorder": recorder.get_state(),
+                "run": run.get_state(),
+            }
+
+        state = load_checkpoint(run.folder) if args.resume is not None else None
+        if state is not None:
+            iteration = state["iteration"]
+            agent.load_state_dict(state["agent"])
+            optimizer_actor.load_state_dict(state["optimizer_actor"])
+            optimizer_critics.load_state_dict(state["optimizer_critics"])
+            multiplier.load_state_dict(state["multiplier"])
+            classifier.load_state_dict(state["classifier"])
+            optimizer_classifier.load_state_dict(state["optimizer_classifier"])
+            good.set_state(state["good"])
+            bad.set_state(state["bad"])
+            novelty.seen = set(state["hashes_seen"].tolist())
+            oracle.load_state_dict(state["oracle"])
+            rng.bit_generator.state = state["rng"]
+            noise.set_state(state["noise"])
+            ended = [(row[0], row[1]) for row in state["ended"].tolist()]
+        if state is not None and state["envs"] is not None:
+            restore_envs(envs, state["envs"])
+            next_obs, episode_return = state["next_obs"], state["episode_return"]
+            recorder.set_state(state["recorder"])
+        else:  # at the start, or envs whose state nobody knows: their episodes begin anew
+            next_obs, _ = envs.reset(seed=args.seed + 2_000_000 * iteration)
+        check_finite("observations", next_obs, 0)
+        if args.resume is not None:
+            run.set_state(state and state["run"], step=iteration * args.batch_size)
+            run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
+        run.start_progress(iteration * args.batch_size)
         try:
-            next_obs, _ = envs.reset(seed=args.seed)
-            check_finite("observations", next_obs, 0)
-            for iteration in range(1, args.num_iterations + 1):
+            for iteration in range(iteration + 1, args.num_iterations + 1):
                 # -- 1. Roll out ---------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
                 finished: list[Trajectory] = []
@@ -593,8 +653,9 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-                if iteration % 10 == 0 or iteration == args.num_iterations:
+                if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
                     save()
+                    save_checkpoint(run.folder, checkpoint())
         except BaseException:  # also Ctrl-C
             save()
             raise

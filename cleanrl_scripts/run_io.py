@@ -162,7 +162,7 @@ class Run:
     A block that an error or Ctrl-C ends says what the run has left behind.
 
     Args:
-        args: The script's arguments; needs `env_id`, `seed`, `runs_dir` and `run_name`.
+        args: The script's arguments; needs `env_id`, `seed`, `runs_dir`, `run_name` and `resume`.
         total: Env steps of the main phase, for the progress bar.
 
     Raises:
@@ -174,15 +174,16 @@ class Run:
         env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
         name = args.run_name or f"{env_name}__{script}__{args.seed}__{stamp}"
         self.folder = Path(args.runs_dir) / name
-        if any(_has_content(self.folder / file) for file in _PAID_FOR):
+        if args.resume is None and any(_has_content(self.folder / file) for file in _PAID_FOR):
             raise StorageError(
                 f"a run must not write over another: {self.folder} holds one already; "
-                "give another --run-name"
+                f"give another --run-name, or go on with it by --resume {self.folder}"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"script": script, **dataclasses.asdict(args)}, indent=2)
-            (self.folder / "args.json").write_text(text + "\n")
+            if args.resume is None:
+                (self.folder / "args.json").write_text(text + "\n")
             self._metrics = (self.folder / "metrics.jsonl").open("a")
         except OSError as error:
             raise StorageError(
@@ -193,6 +194,7 @@ class Run:
         self._total = total
         self._bar: tqdm[Any] | None = None
         self._start = time.perf_counter()
+        self._lines = 0
 
     def __enter__(self) -> Run:
         return self
@@ -237,15 +239,38 @@ class Run:
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
 
-    def start_progress(self) -> None:
-        """Show the progress bar of the main phase, from 0 env steps."""
-        self._bar = tqdm(total=self._total, unit="step", unit_scale=True, smoothing=0.1)
+    def start_progress(self, step: int = 0) -> None:
+        """Show the progress bar of the main phase, from `step` env steps."""
+        self._bar = tqdm(
+            total=self._total, initial=step, unit="step", unit_scale=True, smoothing=0.1
+        )
+
+    def get_state(self) -> dict[str, float]:
+        """What a checkpoint needs of the logs: how long they are, and the time that has passed."""
+        return {"lines": self._lines, "wall_seconds": self.wall_seconds}
+
+    def set_state(self, state: Mapping[str, float] | None, *, step: int) -> None:
+        """Cut the logs back to a checkpoint at `step` env steps, or to their start if it is None."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True)
+        self._lines = 0 if state is None else int(state["lines"])
+        if len(lines) < self._lines:
+            raise StorageError(
+                f"metrics.jsonl in {self.folder} has {len(lines)} lines, but its checkpoint knows "
+                f"of {self._lines}; restore that file, or start the run anew"
+            )
+        os.truncate(path, sum(map(len, lines[: self._lines])))
+        if state is not None:
+            self._start -= state["wall_seconds"]
+        self._board.close()
+        self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one line of metrics and move the progress bar to `step` env steps."""
         row = {"env_steps": step, "wall_seconds": round(self.wall_seconds, 3), **metrics}
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
+        self._lines += 1
         for key, value in metrics.items():
             if value is not None and math.isfinite(value):
                 self._board.add_scalar(key, value, step)

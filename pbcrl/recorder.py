@@ -220,6 +220,40 @@ class TrajectoryRecorder:
         """Forget the rows of all unfinished episodes, as after a reset."""
         self.lengths[:] = 0
 
+    def get_state(self) -> dict[str, NDArray[Any]]:
+        """The rows of all unfinished episodes, for `set_state` of an equal recorder; copies."""
+        steps = int(self.lengths.max())
+        costs = () if self.reports_costs is None else (self.reports_costs,)
+        return {
+            "lengths": self.lengths.copy(),
+            "obs": self._obs[:, :steps].copy(),
+            "actions": self._actions[:, :steps].copy(),
+            "costs": self._costs[:, :steps].copy(),
+            "reports_costs": np.array(costs, np.bool_),
+        }
+
+    def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on where `get_state` was taken.
+
+        Raises:
+            ValueError: If the state is one of another number of environments.
+        """
+        if state["lengths"].shape != self.lengths.shape:
+            raise ValueError(
+                f"a recorder's state is for as many envs as it has, {len(self.lengths)}, got one "
+                f"for {len(state['lengths'])}"
+            )
+        steps = state["obs"].shape[1]
+        self._allocate(obs_dim=state["obs"].shape[2], act_dim=state["actions"].shape[2])
+        while self._costs.shape[1] < steps:
+            self._grow()
+        self._obs[:, :steps] = state["obs"]
+        self._actions[:, :steps] = state["actions"]
+        self._costs[:, :steps] = state["costs"]
+        self.lengths[:] = state["lengths"]
+        costs = state["reports_costs"].tolist()
+        self.reports_costs = costs[0] if costs else None
+
     def _take(self, row: int) -> Trajectory:
         steps = int(self.lengths[row])
         self.lengths[row] = 0
