@@ -3,8 +3,8 @@
     python cleanrl_scripts/benchmark.py --preset results --seeds 5 --workers 2
     python cleanrl_scripts/report.py
 
-What is finished is skipped, what was cut off is resumed, what dies is tried again and its error kept
-in `failures.jsonl`. All presets share one folder, so that a run which two tables need is made once.
+What is finished is skipped, what was cut off is resumed, what dies is tried again and its error
+kept in `failures.jsonl`. All presets share one folder: a run that two tables need is made once.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def check_settings(job: Job, folder: Path) -> None:
     if stored.exists():
         if stored.read_text() != wanted:
             raise SystemExit(
-                f"error: {folder} holds a run of other settings; use another --runs-dir, or remove it"
+                f"error: {folder} holds a run of other settings; use another --runs-dir"
             )
     else:
         folder.mkdir(parents=True, exist_ok=True)

@@ -79,8 +79,8 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         stored = json.loads((folder / "args.json").read_text())
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"--resume takes the folder of a run, but {folder} has no readable args.json ({error}); "
-            "start the run anew"
+            f"--resume takes the folder of a run, but {folder} has no readable args.json "
+            f"({error}); start the run anew"
         ) from error
     if stored.pop("script", None) != script:
         raise StorageError(

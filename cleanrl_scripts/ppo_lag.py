@@ -376,8 +376,9 @@ def train(args: Args) -> Path:
             run.set_state(state and state["run"], step=iteration * args.batch_size)
             run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
         run.start_progress(iteration * args.batch_size)
+        first = iteration + 1
         try:
-            for iteration in range(iteration + 1, args.num_iterations + 1):
+            for iteration in range(first, args.num_iterations + 1):
                 for optimizer in (optimizer_actor, optimizer_critics):
                     optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out ---------------------------------------------------------------

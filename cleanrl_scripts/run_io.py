@@ -250,7 +250,7 @@ class Run:
         return {"lines": self._lines, "wall_seconds": self.wall_seconds}
 
     def set_state(self, state: Mapping[str, float] | None, *, step: int) -> None:
-        """Cut the logs back to a checkpoint at `step` env steps, or to their start if it is None."""
+        """Cut the logs back to a checkpoint at `step` env steps; None is their start."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_bytes().splitlines(keepends=True)
         self._lines = 0 if state is None else int(state["lines"])
