@@ -244,7 +244,11 @@ class TrajectoryRecorder:
                 f"for {len(state['lengths'])}"
             )
         steps = state["obs"].shape[1]
-        self._allocate(obs_dim=state["obs"].shape[2], act_dim=state["actions"].shape[2])
+        self._allocate(
+            obs_shape=state["obs"].shape[2:],
+            act_dim=state["actions"].shape[2],
+            dtype=np.uint8 if state["obs"].dtype == np.uint8 else np.float32,
+        )
         while self._costs.shape[1] < steps:
             self._grow()
         self._obs[:, :steps] = state["obs"]

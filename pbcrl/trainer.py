@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -226,6 +227,27 @@ class CostModelTrainer:
                 old = self._rng.integers(num_old, size=len(part)) if num_old else part[:0]
                 losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
         return float(np.mean(losses)) if losses else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training has changed besides the model: Adam's moments, the step count, δ.
+
+        The generator is the caller's, and so is the model; save their states beside this one.
+        """
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "steps": self.steps,
+            "dead_zone": self.dead_zone.value,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken, with the model as it was then.
+
+        Raises:
+            ValueError: If the state is that of another model's trainer.
+        """
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+        self.dead_zone.value = state["dead_zone"]
 
     def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
         """Score a buffer's labelled pairs without training."""

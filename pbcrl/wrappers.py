@@ -292,6 +292,28 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
         return next_obs, rewards, terminated, truncated, infos
 
+    def get_state(self) -> dict[str, NDArray[Any]]:
+        """What the wrapper remembers between two steps; the envs' own state is theirs to give.
+
+        Raises:
+            ResetNeeded: If there was no reset since the start or since an error.
+        """
+        if self._obs is None:
+            raise ResetNeeded(_RESET_FIRST)
+        recorded = {f"recorder_{k}": v for k, v in self._recorder.get_state().items()}
+        return {"obs": self._obs.copy(), "valid": self._valid.copy(), **recorded}
+
+    def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on where `get_state` was taken; needs no reset.
+
+        Raises:
+            ValueError: If the state is one of another number of envs.
+        """
+        prefix = "recorder_"
+        recorded = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        self._recorder.set_state(recorded)
+        self._obs, self._valid = state["obs"].copy(), state["valid"].copy()
+
     def _ending(
         self, infos: Mapping[str, Any], ended: BoolArray, step: NDArray[np.int64]
     ) -> dict[str, Any]:

@@ -4,6 +4,8 @@ import pytest
 from pbcrl.errors import MissingCostError
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
 
+from .counters import assert_same
+
 
 def test_step_costs_without_any_cost_is_none():
     assert step_costs({}, 2, np.array([False, False])) is None
@@ -130,3 +132,31 @@ def test_diverged_envs_are_found_wherever_the_infos_tell_of_them(infos, expected
 def test_a_single_env_tells_of_divergence_by_a_flag():
     assert diverged_envs({"diverged": True}, 1).tolist() == [True]
     assert diverged_envs({"cost": 1.0}, 1).tolist() == [False]
+
+
+def test_a_recorder_goes_on_where_another_was():
+    rng = np.random.default_rng(0)
+    steps = [
+        (rng.normal(size=(3, 2)), rng.normal(size=(3, 1)), rng.random(3), rng.random(3) < 0.02)
+        for _ in range(400)  # episodes longer than the first capacity
+    ]
+    whole, first, second = (TrajectoryRecorder(3) for _ in range(3))
+    expected = [episode for step in steps for episode in whole.record(*step)]
+    found = [episode for step in steps[:150] for episode in first.record(*step)]
+    second.set_state(first.get_state())
+    found += [episode for step in steps[150:] for episode in second.record(*step)]
+    assert len(expected) > 10
+    assert_same(found, expected)
+    assert second.lengths.tolist() == whole.lengths.tolist()
+
+
+def test_a_recorder_that_saw_no_step_yet_can_be_continued():
+    recorder = TrajectoryRecorder(2)
+    recorder.set_state(TrajectoryRecorder(2).get_state())
+    rows = np.zeros((2, 5)), np.zeros((2, 1)), None, np.array([True, False])
+    assert [len(episode) for episode in recorder.record(*rows)] == [1]
+
+
+def test_the_state_of_another_number_of_envs_is_refused():
+    with pytest.raises(ValueError, match="as many envs as it has, 2, got one for 3"):
+        TrajectoryRecorder(2).set_state(TrajectoryRecorder(3).get_state())

@@ -606,3 +606,20 @@ def test_no_epochs_of_fine_tuning_leave_the_weights_alone():
 def test_the_new_labels_must_lie_within_the_buffer(num_new):
     with pytest.raises(ValueError, match=rf"must lie in 1\.\.60 \(the buffer\), got {num_new}"):
         fresh_trainer().finetune(linear_buffer(20, seed=1), num_new=num_new)
+
+
+def test_training_goes_on_exactly_where_a_state_was_taken():
+    buffer = linear_buffer(20, seed=0)
+    whole, before = fresh_trainer(batch_size=8), fresh_trainer(batch_size=8)
+    for trainer in (whole, before):
+        trainer.finetune(buffer, num_new=20, epochs=3)
+        trainer.dead_zone.update(0.5, 0.1)
+    model = CostModel(2, 1, hidden_sizes=(16,), output_scale=1.0)
+    model.load_state_dict(before.model.state_dict())
+    after = CostModelTrainer(model, batch_size=8, rng=before._rng)
+    after.load_state_dict(before.state_dict())
+    for trainer in (whole, after):
+        trainer.finetune(buffer, num_new=20, epochs=3)
+    assert (after.steps, after.dead_zone.value) == (whole.steps, whole.dead_zone.value)
+    ours, theirs = after.model.state_dict(), whole.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -435,3 +435,24 @@ def test_every_env_counts_its_own_steps_up_to_the_horizon():
         envs.step(np.zeros((2, 1), np.float32))
     with pytest.raises(ValueError, match="learned on: 2, got a trajectory of 3"):
         envs.step(np.zeros((2, 1), np.float32))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wrapper_goes_on_where_another_was(mode):
+    def play(envs, actions):
+        return [episode for a in actions for episode in finished_trajectories(envs.step(a)[-1])]
+
+    model, singles = random_model(), counters(mode)
+    whole = PreferenceCostVectorWrapper(counters(mode), model)
+    whole.reset(seed=0)
+    expected = play(whole, ACTIONS)
+    before = PreferenceCostVectorWrapper(singles, model)
+    with pytest.raises(ResetNeeded):
+        before.get_state()
+    before.reset(seed=0)
+    found = play(before, ACTIONS[:9])
+    after = PreferenceCostVectorWrapper(singles, model)  # the envs themselves just go on
+    after.set_state(before.get_state())
+    found += play(after, ACTIONS[9:])
+    assert len(expected) > 5
+    assert_same(found, expected)
