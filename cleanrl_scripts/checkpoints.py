@@ -19,7 +19,14 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor
 
-from pbcrl import CorruptFileError, StorageError, load_tensors, save_tensors
+from pbcrl import (
+    CorruptFileError,
+    StorageError,
+    TrajectoryDataset,
+    TrajectoryWriter,
+    load_tensors,
+    save_tensors,
+)
 
 ArgsT = TypeVar("ArgsT")
 
@@ -116,6 +123,24 @@ def envs_state(envs: VectorEnv[Any, Any, Any]) -> dict[str, np.ndarray] | None:
 def restore_envs(envs: VectorEnv[Any, Any, Any], state: Mapping[str, np.ndarray]) -> None:
     """Put the envs where `envs_state` found them."""
     envs.unwrapped.set_state(state)  # type: ignore[attr-defined]
+
+
+def take_up(writer: TrajectoryWriter) -> None:
+    """Let a writer go on with a dataset that Ctrl-C has finished; it has taken up a partial one.
+
+    Raises:
+        StorageError: If it is a sample already, of more episodes than fit into it.
+    """
+    if writer.seen > 0 or not writer.path.exists():
+        return
+    before = TrajectoryDataset(writer.path)
+    if before.seen > len(before):
+        raise StorageError(
+            f"{writer.path} was finished when the run was stopped, and holds a sample of its "
+            f"{before.seen} episodes, to which no more can be added; move it away, and start anew"
+        )
+    for trajectory in before:
+        writer.add(trajectory)
 
 
 def _pack(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -15,7 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from checkpoints import envs_state, load_checkpoint, restore_envs, resumed, save_checkpoint
+from checkpoints import (
+    envs_state,
+    load_checkpoint,
+    restore_envs,
+    resumed,
+    save_checkpoint,
+    take_up,
+)
 from film import check_film, film
 from run_io import (
     Run,
@@ -307,7 +314,10 @@ def train(args: Args) -> Path:
         capacity=args.max_trajectories,
         rng=writer_rng,
         resume=args.resume is not None,
+        overwrite=args.resume is not None,
     )
+    if writer and args.resume is not None:
+        take_up(writer)
     recorder = TrajectoryRecorder(args.num_envs) if writer else None
 
     shape = (args.num_steps, args.num_envs)
