@@ -385,6 +385,7 @@ def train(args: Args) -> Path:
         if args.resume is not None:
             run.set_state(state and state["run"], step=iteration * args.batch_size)
             run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
+        run.begin_stage("train")
         run.start_progress(iteration * args.batch_size)
         first = iteration + 1
         try:
@@ -533,13 +534,15 @@ def train(args: Args) -> Path:
             raise
 
         # -- Evaluation ----------------------------------------------------------------------------
-        train_seconds = run.wall_seconds
-        with run.phase(f"evaluation, {args.eval_episodes} episodes"):
+        train_seconds = run.end_stage()
+        with run.phase(f"evaluation, {args.eval_episodes} episodes", stage="evaluate"):
             seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
             returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
             noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
         if args.capture_video > 0:
-            with run.phase(f"films of {args.capture_video} episodes in {run.folder / 'videos'}"):
+            with run.phase(
+                f"films of {args.capture_video} episodes in {run.folder / 'videos'}", stage="film"
+            ):
                 film(
                     args.env_id,
                     lambda obs: act(agent, obs, low, high),
@@ -562,6 +565,7 @@ def train(args: Args) -> Path:
             "multiplier": multiplier.value,
             "env_steps": env_steps,
             "wall_seconds": run.wall_seconds,
+            "stage_seconds": run.stage_seconds,
             "steps_per_second": env_steps / train_seconds,
         }
         run.finish(summary)

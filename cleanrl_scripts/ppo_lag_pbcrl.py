@@ -11,6 +11,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from checkpoints import envs_state, load_checkpoint, restore_envs, resumed, save_checkpoint
 from film import check_film, film
 from run_io import (
     INTERRUPTED,
@@ -58,6 +60,7 @@ from pbcrl import (
     Trajectory,
     TrajectoryDataset,
     TrajectoryRecorder,
+    TrajectoryWriter,
     bias,
     cost_model_report,
     diverged_envs,
@@ -88,7 +91,7 @@ class Args:
     collect_timesteps: int | None = None
     """env steps of that collection; default: total_timesteps"""
     offline_queries: int = 18_000
-    """pairs labelled for pretraining, a tenth of them for validation"""
+    """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
     online_queries: int = 2_000
     """pairs labelled in policy training, spread evenly over it"""
     replay_labels: str | None = None
@@ -183,6 +186,10 @@ class Args:
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
+    checkpoint_interval: int = 10
+    """iterations between two checkpoints, from which a run that was cut off goes on"""
+    resume: str | None = None
+    """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -312,9 +319,15 @@ def collect(args: Args, run: Run) -> Path:
     options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
     options["save_trajectories"] = episodes
     command = [sys.executable, str(Path(__file__).with_name("ppo_lag.py"))]
-    for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
-        command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    begun = run.folder / "collect"
+    if (begun / "args.json").exists():
+        command += ["--resume", str(begun)]
+    else:
+        for name, value in options.items():
+            values = value if isinstance(value, tuple) else (value,)
+            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    if (begun / "summary.json").exists():
+        command = [sys.executable, "-c", ""]  # it was the renaming below that was cut off
     child = subprocess.Popen(command)
     try:
         status = child.wait()
@@ -378,20 +391,45 @@ def recorded_labels(args: Args) -> list[Label]:
     return labels
 
 
-def label_pairs(
-    buffer: PreferenceBuffer, pairs: np.ndarray, oracle: Oracle, log: LabelLog
-) -> np.ndarray:
-    """Buy labels for pairs of the buffer, however long it takes; return their positions."""
-    return keep_labels(buffer, pairs, oracle.label(buffer.queries(pairs)), log)
-
-
 def keep_labels(
-    buffer: PreferenceBuffer, pairs: np.ndarray, labels: list[Label], log: LabelLog
+    buffer: PreferenceBuffer,
+    pairs: np.ndarray,
+    labels: list[Label],
+    log: LabelLog,
+    bought: deque[Label],
 ) -> np.ndarray:
-    """Add labels of pairs of the buffer, on disk before they are used; return their positions."""
-    log.append(labels)
+    """Add labels of pairs of the buffer, on disk before they are used; return their positions.
+
+    Those in `bought`, the oldest first, were on disk when the run went on.
+    """
+    new = labels[len(bought) :]
+    for label in labels[: len(bought)]:
+        before = bought.popleft()
+        if repr(before) != repr(label):  # NaN is not equal to itself
+            raise MismatchError(
+                f"a resumed run gets the labels that it got before, but {before} was bought and "
+                f"now it is {label}; the envs or the dataset have changed: start the run anew"
+            )
+    log.append(new)
     buffer.add_labels(pairs, labels)
-    return np.arange(len(buffer) - len(labels), len(buffer))
+    return np.arange(len(buffer) - len(pairs), len(buffer))
+
+
+def keep_trajectories(folder: Path, args: Args, trajectories: list[Trajectory]) -> None:
+    """Write trajectories to a dataset of their own, in order."""
+    obs_shape, act_dim, _ = trajectories[0].layout
+    with TrajectoryWriter(
+        folder,
+        env_id=args.env_id,
+        obs_shape=obs_shape,
+        act_dim=act_dim,
+        horizon=max(map(len, trajectories)),
+        capacity=len(trajectories),
+        rng=np.random.default_rng(0),  # draws nothing: all of them fit
+        overwrite=True,  # of a run that was cut off behind its checkpoint
+    ) as writer:
+        for trajectory in trajectories:
+            writer.add(trajectory)
 
 
 def num_possible(wanted: int, num_trajectories: int) -> int:
@@ -451,10 +489,13 @@ def act(agent: Agent, obs: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
+    args = resumed(args, script="ppo_lag_pbcrl")
     counts = "total_timesteps", "num_envs", "num_steps", "epochs", "minibatch_size", "eval_episodes"
+    budget = args.offline_queries + args.online_queries
     require_positive(
         args,
         *counts,
+        "checkpoint_interval",
         "finetune_epochs",
         "finetune_interval",
         "ensemble_size",
@@ -462,10 +503,11 @@ def train(args: Args) -> Path:
         "validate_every",
         "torch_threads",
     )
-    if args.offline_queries < 20 or args.online_queries < 0:
+    if 0 != args.offline_queries < 20 or args.online_queries < 0 or budget == 0:
         raise ValueError(
-            "--offline-queries must be at least 20, a tenth of them for validation, and "
-            f"--online-queries at least 0, got {args.offline_queries} and {args.online_queries}"
+            "--offline-queries must be at least 20, a tenth of them for validation, or 0 if there "
+            "are --online-queries, and those not negative, got "
+            f"{args.offline_queries} and {args.online_queries}"
         )
     if args.pessimism and args.ensemble_size == 1:
         raise ValueError(
@@ -492,7 +534,6 @@ def train(args: Args) -> Path:
     if args.capture_video > 0:
         check_film(args.env_id)
     total = args.num_iterations * args.batch_size
-    budget = args.offline_queries + args.online_queries
     oracle = DelayedOracle(
         make_oracle(args, budget, limit, horizon_of(base_envs)), rounds=args.label_delay
     )
@@ -503,6 +544,10 @@ def train(args: Args) -> Path:
     with Run(args, script="ppo_lag_pbcrl", total=total) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")
         log = LabelLog(run.folder / "labels.jsonl")
+        # Labels that were bought before the run was cut off are asked for again, but a folder's
+        # oracle remembers them, and any other gives the same ones.
+        bought = deque(read_labels(log.path) if args.label_folder is None else [])
+        state = load_checkpoint(run.folder) if args.resume is not None else None
         agent = Agent(
             obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
         )
@@ -547,15 +592,18 @@ def train(args: Args) -> Path:
             meta = {"env_id": args.env_id, **sizes, "multiplier": multiplier.state_dict()}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
+        test: list[Trajectory] = []
+        valid, buffer = PreferenceBuffer(), PreferenceBuffer()
+        pretrained: dict[str, float] = {}
         try:
             # -- Phase 1: collect ------------------------------------------------------------------
-            if args.dataset is None:
-                with run.phase("phase 1 of 4: collect episodes with PPO-Lag on the true cost"):
+            path = args.dataset and Path(args.dataset)
+            if not path and args.offline_queries:
+                title = "phase 1 of 4: collect episodes with PPO-Lag on the true cost"
+                with run.phase(title, stage="collect"):
                     path = collect(args, run)
-            else:
-                path = Path(args.dataset)
-            dataset = TrajectoryDataset(path, env_id=args.env_id)
-            if dataset.horizon != horizon_of(base_envs):
+            dataset = TrajectoryDataset(path, env_id=args.env_id) if path else None
+            if dataset and dataset.horizon != horizon_of(base_envs):
                 raise MismatchError(
                     f"episodes compare by their summed cost, so they must have one time limit: "
                     f"{path} has a horizon of {dataset.horizon} steps, {args.env_id} one of "
@@ -565,59 +613,68 @@ def train(args: Args) -> Path:
             # -- Phase 2: label --------------------------------------------------------------------
             # Split by trajectory, since splitting by pair would leak. The test episodes are never
             # labelled: they only serve to compare learned with true costs.
-            if len(dataset) < 10:
+            if dataset and len(dataset) < 10:
                 raise LabelError(
                     f"10 episodes or more are needed to split them, {path} has {len(dataset)}; "
                     "collect more (--collect-timesteps)"
                 )
-            order = rng.permutation(len(dataset))
-            num_test = num_valid = max(2, len(dataset) // 10)
-            test = [dataset[i] for i in order[:num_test]]
-            splits = order[num_test : num_test + num_valid], order[num_test + num_valid :]
-            valid, buffer = PreferenceBuffer(), PreferenceBuffer()
-            valid_queries = args.offline_queries // 10
+            if dataset:
+                order = rng.permutation(len(dataset))
+                num_test = num_valid = max(2, len(dataset) // 10)
+                test = [dataset[i] for i in order[:num_test]]
+                splits = order[num_test : num_test + num_valid], order[num_test + num_valid :]
             if args.label_folder is not None:
                 run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-            with run.phase(f"phase 2 of 4: label pairs of the {len(dataset)} episodes in {path}"):
-                for part, split, wanted in [
-                    (valid, splits[0], valid_queries),
-                    (buffer, splits[1], args.offline_queries - valid_queries),
-                ]:
-                    part.add_trajectories([dataset[i] for i in split])
-                    count = num_possible(wanted, len(split))
-                    if count < wanted:
-                        run.say(f"   {len(split)} episodes make only {count} of {wanted} pairs")
-                    label_pairs(part, draw_pairs(len(split), count, rng=rng), oracle, log)
-                run.say(
-                    f"   {len(buffer)} + {len(valid)} queries over {buffer.num_compared} + "
-                    f"{valid.num_compared} different episodes for training + validation"
-                )
+            if dataset and args.offline_queries:
+                valid_queries = args.offline_queries // 10
+                title = f"phase 2 of 4: label pairs of the {len(dataset)} episodes in {path}"
+                with run.phase(title, stage="label"):
+                    for part, split, wanted in [
+                        (valid, splits[0], valid_queries),
+                        (buffer, splits[1], args.offline_queries - valid_queries),
+                    ]:
+                        part.add_trajectories([dataset[i] for i in split])
+                        count = num_possible(wanted, len(split))
+                        if count < wanted:
+                            run.say(f"   {len(split)} episodes make only {count} of {wanted} pairs")
+                        drawn = draw_pairs(len(split), count, rng=rng)
+                        labels = oracle.label(part.queries(drawn))
+                        keep_labels(part, drawn, labels, log, bought)
+                    run.say(
+                        f"   {len(buffer)} + {len(valid)} queries over {buffer.num_compared} + "
+                        f"{valid.num_compared} different episodes for training + validation"
+                    )
+            num_offline = len(buffer)
 
             # -- Phase 3: pretrain -----------------------------------------------------------------
-            with run.phase("phase 3 of 4: pretrain the cost model"):
-                cost_model.fit_input_scale(buffer.trajectories)
-                history = trainer.pretrain(
-                    buffer,
-                    valid,
-                    max_epochs=args.pretrain_epochs,
-                    patience=args.patience,
-                    validate_every=args.validate_every,
-                    on_evaluation=lambda steps, e: run.say(
-                        f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy of "
-                        f"pairs {e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
-                    ),
-                )
-                if min(history, key=lambda e: e.selection_loss) is history[0]:
-                    run.say(
-                        "   warning: nothing was learned; every episode lies on the learned limit"
+            if state is not None:
+                pretrained = state["pretrained"]
+            elif args.offline_queries:
+                with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
+                    cost_model.fit_input_scale(buffer.trajectories)
+                    history = trainer.pretrain(
+                        buffer,
+                        valid,
+                        max_epochs=args.pretrain_epochs,
+                        patience=args.patience,
+                        validate_every=args.validate_every,
+                        on_evaluation=lambda steps, e: run.say(
+                            f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy "
+                            f"of pairs {e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
+                        ),
                     )
-                save_cost_model()
-                pretrained = report(cost_model, test, limit)
-                run.say(
-                    f"   on {len(test)} test episodes: balanced accuracy "
-                    f"{pretrained['balanced_accuracy']:.3f} (base rate "
-                    f"{pretrained['base_rate']:.3f}), pairs {pretrained['pair_accuracy']:.3f}"
-                )
+                    if min(history, key=lambda e: e.selection_loss) is history[0]:
+                        run.say(
+                            "   warning: nothing was learned; every episode lies on the learned "
+                            "limit"
+                        )
+                    save_cost_model()
+                    pretrained = report(cost_model, test, limit)
+                    run.say(
+                        f"   on {len(test)} test episodes: balanced accuracy "
+                        f"{pretrained['balanced_accuracy']:.3f} (base rate "
+                        f"{pretrained['base_rate']:.3f}), pairs {pretrained['pair_accuracy']:.3f}"
+                    )
         except BaseException:  # also Ctrl-C
             if trainer.steps > 0:
                 save_cost_model()
@@ -643,13 +700,85 @@ def train(args: Args) -> Path:
         open_pairs: dict[int, np.ndarray] = {}  # asked but not answered, by the oracle's number
         num_rounds = -(-args.num_iterations // args.finetune_interval)
         select = SELECTIONS[args.selection]
-        rounds, online_used, iteration, setup_seconds = 0, 0, 0, run.wall_seconds
+        rounds, online_used, untuned, iteration = 0, 0, 0, 0
         adv_c_std = 0.0  # mean over the iterations so far
+        warned_of_runaway = False
+        online = run.folder / "online"  # episodes that were compared, a dataset per round
+
+        def checkpoint() -> dict[str, Any]:
+            return {
+                "iteration": iteration,
+                "rounds": rounds,
+                "online_used": online_used,
+                "untuned": untuned,
+                "pretrained": pretrained,
+                "agent": agent.state_dict(),
+                "optimizer_actor": optimizer_actor.state_dict(),
+                "optimizer_critics": optimizer_critics.state_dict(),
+                "multiplier": multiplier.state_dict(),
+                "adv_c_std": adv_c_std,
+                "cost_model": cost_model.state_dict(),
+                "trainer": trainer.state_dict(),
+                "online_pairs": buffer.labelled_pairs[num_offline:],
+                "online_labels": buffer.labels[num_offline:],
+                "open_pairs": open_pairs,
+                "unlabelled": [(t.obs, t.actions, t.costs) for t in unlabelled],
+                "oracle": oracle.state_dict() if args.label_folder is None else None,
+                "rng": rng.bit_generator.state,
+                "noise": noise.get_state(),
+                "envs": envs_state(base_envs),
+                "wrapper": envs.get_state(),
+                "next_obs": next_obs,
+                "episode_return": episode_return,
+                "ended": np.array(ended).reshape(-1, 2),
+                "run": run.get_state(),
+            }
+
+        if state is not None:
+            iteration, rounds = state["iteration"], state["rounds"]
+            online_used, untuned = state["online_used"], state["untuned"]
+            adv_c_std = state["adv_c_std"]
+            agent.load_state_dict(state["agent"])
+            optimizer_actor.load_state_dict(state["optimizer_actor"])
+            optimizer_critics.load_state_dict(state["optimizer_critics"])
+            multiplier.load_state_dict(state["multiplier"])
+            cost_model.load_state_dict(state["cost_model"])
+            trainer.load_state_dict(state["trainer"])
+            for number in range(1, rounds + 1):
+                if (online / f"{number:04d}").exists():
+                    buffer.add_trajectories(list(TrajectoryDataset(online / f"{number:04d}")))
+            labels = [Label(*row) for row in state["online_labels"].tolist()]
+            buffer.add_labels(state["online_pairs"], labels)
+            for _ in labels if bought else ():
+                bought.popleft()
+            unlabelled = [Trajectory(*arrays) for arrays in state["unlabelled"]]
+            open_pairs = state["open_pairs"]
+            if args.label_folder is None:
+                oracle.load_state_dict(state["oracle"])
+            elif open_pairs:  # the folder knows these, and has its own numbers for them
+                pairs = np.stack(list(open_pairs.values()))
+                numbers = oracle.submit(buffer.queries(pairs))
+                open_pairs = dict(zip(numbers, pairs, strict=True))
+            rng.bit_generator.state = state["rng"]
+            noise.set_state(state["noise"])
+            ended = [(row[0], row[1]) for row in state["ended"].tolist()]
+        if state is not None and state["envs"] is not None:
+            restore_envs(base_envs, state["envs"])
+            envs.set_state(state["wrapper"])
+            next_obs, episode_return = state["next_obs"], state["episode_return"]
+        else:  # at the start, or envs whose state nobody knows: their episodes begin anew
+            next_obs, _ = envs.reset(seed=online_seed + 2_000_000 * iteration)
+        if args.resume is not None:
+            run.set_state(state and state["run"], step=iteration * args.batch_size)
+            run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
+        if state is None:
+            save_checkpoint(run.folder, checkpoint())  # so that nothing is pretrained twice
+        run.begin_stage("train")
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
-        run.start_progress()
+        run.start_progress(iteration * args.batch_size)
+        first = iteration + 1
         try:
-            next_obs, _ = envs.reset(seed=online_seed)
-            for iteration in range(1, args.num_iterations + 1):
+            for iteration in range(first, args.num_iterations + 1):
                 for optimizer in (optimizer_actor, optimizer_critics):
                     optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out -------------------------------------------------------------------
@@ -694,7 +823,15 @@ def train(args: Args) -> Path:
                     if due > 0:
                         drawn = select(unlabelled, due, asked=buffer, model=cost_model, rng=rng)
                         used, inverse = np.unique(drawn, return_inverse=True)
-                        kept = buffer.add_trajectories([unlabelled[i] for i in used])
+                        # Read back, they stay on disk, however long the run.
+                        keep_trajectories(
+                            online / f"{rounds:04d}", args, [unlabelled[i] for i in used]
+                        )
+                        kept = buffer.add_trajectories(
+                            list(TrajectoryDataset(online / f"{rounds:04d}"))
+                        )
+                        if num_offline == online_used == 0:
+                            cost_model.fit_input_scale(buffer.trajectories)
                         pairs = kept[inverse.reshape(-1, 2)]
                         numbers = oracle.submit(buffer.queries(pairs))
                         open_pairs |= zip(numbers, pairs, strict=True)
@@ -703,18 +840,22 @@ def train(args: Args) -> Path:
                     answers = oracle.collect()
                 if answers:
                     pairs = np.stack([open_pairs.pop(number) for number in answers])
-                    newest = keep_labels(buffer, pairs, list(answers.values()), log)
+                    newest = keep_labels(buffer, pairs, list(answers.values()), log, bought)
+                    untuned += len(answers)
                     predicted_rate, labelled_rate = trainer.violation_rates(buffer, newest)
-                    if np.isfinite(labelled_rate):  # the oracle gave safety labels
+                    if np.isfinite(labelled_rate) and trainer.steps:  # there are safety labels
                         trainer.dead_zone.update(predicted_rate, labelled_rate)  # Eq. 11
-                    tuning_loss = trainer.finetune(
-                        buffer, num_new=len(answers), epochs=args.finetune_epochs
-                    )
                     tuning = {
                         "violation_gap": predicted_rate - labelled_rate,
                         "violation_rate": labelled_rate,
-                        "finetune_loss": tuning_loss,
                     }
+                    if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat):
+                        tuning["finetune_loss"] = trainer.finetune(
+                            buffer, num_new=untuned, epochs=args.finetune_epochs
+                        )
+                        untuned = 0
+                    else:  # only without pretraining
+                        run.say("   all episodes so far are on one side of the limit")
 
                 # -- 3. Relabel --------------------------------------------------------------------
                 # Fine-tuning has just moved ψ, so costs noted while stepping are stale.
@@ -801,6 +942,15 @@ def train(args: Args) -> Path:
                 mean_return, mean_cost = fresh.mean(axis=0) if len(fresh) else (None, None)
                 mean_learned = float(learned_costs.mean()) if len(fresh) else None
                 multiplier.update(mean_learned, limit=cost_model.learned_limit)
+                spread = float(learned_costs.std()) if len(fresh) else 0.0
+                if spread > 4 * args.max_std and not warned_of_runaway:
+                    warned_of_runaway = True
+                    run.say(
+                        f"   warning: the learned costs are running away: sd {spread:.1f} is above "
+                        f"{4 * args.max_std:g}, four times --max-std; lower --snr-weight"
+                    )
+                unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
+                missed = learned_costs[unsafe] <= cost_model.learned_limit
 
                 # -- 7. Log ------------------------------------------------------------------------
                 metrics = {
@@ -814,6 +964,7 @@ def train(args: Args) -> Path:
                     "dead_zone": trainer.dead_zone.value,
                     "queries_used": oracle.queries_used,
                     **tuning,
+                    "type_ii_rate": float(missed.mean()) if len(missed) else None,
                     "episodes": len(fresh),
                     "diverged": num_diverged,
                     "kl": kl,
@@ -825,12 +976,14 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-                if iteration % 10 == 0 or last_one:
+                if iteration % args.checkpoint_interval == 0 or last_one:
                     save()
+                    save_checkpoint(run.folder, checkpoint())
         except BaseException:  # also Ctrl-C
             save()
             raise
-        run.say(f"   done in {run.wall_seconds - setup_seconds:.1f} s")
+        train_seconds = run.end_stage()
+        run.say(f"   done in {train_seconds:.1f} s")
 
         if online_used < args.online_queries:
             left = args.online_queries - online_used
@@ -839,13 +992,14 @@ def train(args: Args) -> Path:
             run.say(f"   {len(open_pairs)} online queries had no answer when training ended")
 
         # -- Evaluation ----------------------------------------------------------------------------
-        train_seconds = run.wall_seconds - setup_seconds
-        with run.phase(f"evaluation, {args.eval_episodes} episodes"):
+        with run.phase(f"evaluation, {args.eval_episodes} episodes", stage="evaluate"):
             seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
             returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
             noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
         if args.capture_video > 0:
-            with run.phase(f"films of {args.capture_video} episodes in {run.folder / 'videos'}"):
+            with run.phase(
+                f"films of {args.capture_video} episodes in {run.folder / 'videos'}", stage="film"
+            ):
                 film(
                     args.env_id,
                     lambda obs: act(agent, obs, low, high),
@@ -857,7 +1011,11 @@ def train(args: Args) -> Path:
         eval_cost = float(np.mean([episode.true_cost for episode in episodes]))
         env_steps = iteration * args.batch_size
         recent = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)
+        # Without a dataset there are the episodes of the evaluation alone.
+        test = test or [*episodes, *noisy]
         held_out = report(cost_model, test, limit)
+        true = np.array([episode.true_cost for episode in test])
+        run.save_costs(true, cost_model.score(test))
         summary: dict[str, Any] = {
             "return": float(returns.mean()),
             "true_cost": eval_cost,
@@ -870,8 +1028,8 @@ def train(args: Args) -> Path:
             "return_last_tenth": float(recent[:, 0].mean()) if len(recent) else None,
             "true_cost_last_tenth": float(recent[:, 1].mean()) if len(recent) else None,
             **held_out,
-            "pretrained_balanced_accuracy": pretrained["balanced_accuracy"],
-            "pretrained_pair_accuracy": pretrained["pair_accuracy"],
+            "pretrained_balanced_accuracy": pretrained.get("balanced_accuracy"),
+            "pretrained_pair_accuracy": pretrained.get("pair_accuracy"),
             "test_episodes": len(test),
             "compared_episodes": buffer.num_compared,
             "dead_zone": trainer.dead_zone.value,
@@ -879,6 +1037,7 @@ def train(args: Args) -> Path:
             "queries_used": oracle.queries_used,
             "env_steps": env_steps,
             "wall_seconds": run.wall_seconds,
+            "stage_seconds": run.stage_seconds,
             "steps_per_second": env_steps / train_seconds,
         }
         run.finish(summary)

@@ -37,12 +37,14 @@ from pbcrl import (
     NonFiniteError,
     Query,
     SyntheticOracle,
+    Teacher,
     Trajectory,
     TrajectoryDataset,
     TrajectoryRecorder,
     bias,
     cost_model_report,
     diverged_envs,
+    read_labels,
     save_tensors,
     step_costs,
 )
@@ -93,6 +95,8 @@ class Args:
     """env steps per gradient step"""
     lr: float = 3e-4
     """Adam's step size, actor and critics"""
+    lr_decay: float = 0.0
+    """share of lr that is lost over the run, linearly, in [0, 1]; 1 ends near 0"""
     max_grad_norm: float = 1.0
     """gradient norm to clip at, for the actor and for both critics together"""
     hidden_sizes: tuple[int, ...] = (256, 256, 256)
@@ -137,6 +141,10 @@ class Args:
     @property
     def num_iterations(self) -> int:
         return -(-self.total_timesteps // self.batch_size)
+
+    def lr_at(self, iteration: int) -> float:
+        """Adam's step size in an iteration, counted from 1."""
+        return self.lr * (1 - self.lr_decay * (iteration - 1) / self.num_iterations)
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -384,7 +392,7 @@ def train(args: Args) -> Path:
     oracle = SyntheticOracle(
         limit,
         budget=args.queries,
-        safety_noise=args.safety_noise,
+        teacher=Teacher(safety_noise=args.safety_noise),
         rng=np.random.default_rng([args.seed, 1]),
     )
     test = test_episodes(args, horizon) if args.dataset is not None else None
@@ -481,13 +489,18 @@ def train(args: Args) -> Path:
         else:  # at the start, or envs whose state nobody knows: their episodes begin anew
             next_obs, _ = envs.reset(seed=args.seed + 2_000_000 * iteration)
         check_finite("observations", next_obs, 0)
+        # Those behind the checkpoint are asked for again, and are the same.
+        num_bought = len(read_labels(log.path)) - oracle.queries_used
         if args.resume is not None:
             run.set_state(state and state["run"], step=iteration * args.batch_size)
             run.say(f"   going on after iteration {iteration} of {args.num_iterations}")
+        run.begin_stage("train")
         run.start_progress(iteration * args.batch_size)
         first = iteration + 1
         try:
             for iteration in range(first, args.num_iterations + 1):
+                for optimizer in (optimizer_actor, optimizer_critics):
+                    optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
                 # -- 1. Roll out ---------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
                 finished: list[Trajectory] = []
@@ -533,7 +546,8 @@ def train(args: Args) -> Path:
                     if oracle.queries_used + len(segments) > args.queries:
                         continue  # not even half of an episode is shown if the rest is not
                     labels = oracle.label([Query(segment, segment) for segment in segments])
-                    log.append(labels)
+                    log.append(labels[num_bought:])
+                    num_bought = max(0, num_bought - len(labels))
                     for segment, label in zip(segments, labels, strict=True):
                         kind = good if label.first_safe else bad
                         kind.add(torch.as_tensor(segment.obs))
@@ -662,13 +676,15 @@ def train(args: Args) -> Path:
             raise
 
         # -- Evaluation ----------------------------------------------------------------------------
-        train_seconds = run.wall_seconds
-        with run.phase(f"evaluation, {args.eval_episodes} episodes"):
+        train_seconds = run.end_stage()
+        with run.phase(f"evaluation, {args.eval_episodes} episodes", stage="evaluate"):
             seeds = {"episodes": args.eval_episodes, "seed": args.seed + 1_000_000}
             returns, episodes = play(agent, args.env_id, deterministic=True, **seeds)
             noisy_returns, noisy = play(agent, args.env_id, deterministic=False, **seeds)
         if args.capture_video > 0:
-            with run.phase(f"films of {args.capture_video} episodes in {run.folder / 'videos'}"):
+            with run.phase(
+                f"films of {args.capture_video} episodes in {run.folder / 'videos'}", stage="film"
+            ):
                 film(
                     args.env_id,
                     lambda obs: act(agent, obs, low, high),
@@ -685,12 +701,14 @@ def train(args: Args) -> Path:
         judged = cost_model_report(summed_logits, true, limit)
         for key in "accuracy", "balanced_accuracy", "pair_accuracy":
             held_out[key] = judged[key]
+        run.save_costs(true, learned)
         env_steps = iteration * args.batch_size
         tail = np.array(ended[-max(1, len(ended) // 10) :]).reshape(-1, 2)
         summary: dict[str, Any] = {
             "return": float(returns.mean()),
             "true_cost": eval_cost,
             "learned_cost": float(score(episodes)[0].mean()),
+            "learned_limit": limit,
             "cost_limit": limit,
             "bias": bias(eval_cost, limit),
             "return_stochastic": float(noisy_returns.mean()),
@@ -703,6 +721,7 @@ def train(args: Args) -> Path:
             "queries_used": oracle.queries_used,
             "env_steps": env_steps,
             "wall_seconds": run.wall_seconds,
+            "stage_seconds": run.stage_seconds,
             "steps_per_second": env_steps / train_seconds,
         }
         run.finish(summary)

@@ -195,6 +195,9 @@ class Run:
         self._bar: tqdm[Any] | None = None
         self._start = time.perf_counter()
         self._lines = 0
+        self.stage_seconds: dict[str, float] = {}
+        """How long each stage took, all parts of a run that was resumed together."""
+        self._stage: tuple[str, float] | None = None  # its name, and when it began
 
     def __enter__(self) -> Run:
         return self
@@ -222,12 +225,35 @@ class Run:
         return time.perf_counter() - self._start
 
     @contextmanager
-    def phase(self, title: str) -> Iterator[None]:
-        """Announce a phase, and how long it took when it is over."""
+    def phase(self, title: str, *, stage: str) -> Iterator[None]:
+        """Announce a phase, and how long it took when it is over; the time goes to `stage`."""
         self.say(f"== {title}")
         start = time.perf_counter()
+        self.begin_stage(stage)
         yield
+        self.end_stage()
         self.say(f"   done in {time.perf_counter() - start:.1f} s")
+
+    def begin_stage(self, name: str) -> None:
+        """Count the time from now on to the stage `name`."""
+        self._stage = name, time.perf_counter()
+
+    def end_stage(self) -> float:
+        """End the present stage; return the seconds that it has taken so far."""
+        assert self._stage is not None
+        name, start = self._stage
+        self._stage = None
+        seconds = self.stage_seconds.get(name, 0.0) + time.perf_counter() - start
+        self.stage_seconds[name] = seconds
+        return seconds
+
+    def save_costs(self, true_costs: np.ndarray, learned_costs: np.ndarray) -> None:
+        """Write the costs of the test episodes, (n,) each, to `test_costs.csv`."""
+        rows = np.stack([true_costs, learned_costs], axis=1)
+        path = self.folder / "test_costs.csv"
+        np.savetxt(
+            path, rows, fmt="%.9g", delimiter=",", header="true_cost,learned_cost", comments=""
+        )
 
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar."""
@@ -245,11 +271,15 @@ class Run:
             total=self._total, initial=step, unit="step", unit_scale=True, smoothing=0.1
         )
 
-    def get_state(self) -> dict[str, float]:
+    def get_state(self) -> dict[str, Any]:
         """What a checkpoint needs of the logs: how long they are, and the time that has passed."""
-        return {"lines": self._lines, "wall_seconds": self.wall_seconds}
+        stages = dict(self.stage_seconds)
+        if self._stage is not None:
+            name, start = self._stage
+            stages[name] = stages.get(name, 0.0) + time.perf_counter() - start
+        return {"lines": self._lines, "wall_seconds": self.wall_seconds, "stages": stages}
 
-    def set_state(self, state: Mapping[str, float] | None, *, step: int) -> None:
+    def set_state(self, state: Mapping[str, Any] | None, *, step: int) -> None:
         """Cut the logs back to a checkpoint at `step` env steps; None is their start."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_bytes().splitlines(keepends=True)
@@ -262,6 +292,7 @@ class Run:
         os.truncate(path, sum(map(len, lines[: self._lines])))
         if state is not None:
             self._start -= state["wall_seconds"]
+            self.stage_seconds = dict(state["stages"])
         self._board.close()
         self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
 

@@ -78,6 +78,11 @@ class PreferenceBuffer:
         return self._pairs.copy()
 
     @property
+    def labels(self) -> NDArray[np.float32]:
+        """μ and the two ε of each labelled pair, NaN where not given, (len(self), 3)."""
+        return self._labels.copy()
+
+    @property
     def num_compared(self) -> int:
         """Number of different trajectories that occur in a labelled pair."""
         return len(np.unique(self._pairs))

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import numpy as np
 
@@ -226,6 +226,18 @@ class SyntheticOracle(_AnswersAtOnce):
         self._queries_used += len(queries)
         return [self._answer(query, *both) for query, both in zip(queries, costs, strict=True)]
 
+    def state_dict(self) -> dict[str, Any]:
+        """What has been asked and what is still to be collected, as plain numbers and lists."""
+        rng = None if self._rng is None else self._rng.bit_generator.state
+        return {"queries_used": self._queries_used, "rng": rng, "answers": _plain(self._answers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken: with the same queries come the same answers."""
+        self._queries_used = state["queries_used"]
+        self._answers = _labels(state["answers"])
+        if self._rng is not None:
+            self._rng.bit_generator.state = state["rng"]
+
     def _answer(self, query: Query, first_cost: float, second_cost: float) -> Label:
         teacher = self.teacher
         first, second = first_cost, second_cost
@@ -290,6 +302,15 @@ class ReplayOracle(_AnswersAtOnce):
         self._queries_used = stop
         return self._labels[start:stop]
 
+    def state_dict(self) -> dict[str, Any]:
+        """How many labels have been given, and what is still to be collected."""
+        return {"queries_used": self._queries_used, "answers": _plain(self._answers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the same recorded labels."""
+        self._queries_used = state["queries_used"]
+        self._answers = _labels(state["answers"])
+
 
 @final
 class DelayedOracle:
@@ -326,6 +347,24 @@ class DelayedOracle:
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order, without delay."""
         return self._oracle.label(queries)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the other oracle, and the answers that are on their way."""
+        late = [_plain(answers) for answers in self._late]
+        return {"oracle": self._oracle.state_dict(), "late": late}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._oracle.load_state_dict(state["oracle"])  # type: ignore[attr-defined]
+        self._late = deque(_labels(answers) for answers in state["late"])
+
+
+def _plain(answers: Mapping[int, Label]) -> dict[int, list[float]]:
+    return {n: [one.preference, one.first_safe, one.second_safe] for n, one in answers.items()}
+
+
+def _labels(answers: Mapping[int, Sequence[float]]) -> dict[int, Label]:
+    return {number: Label(*values) for number, values in answers.items()}
 
 
 def checked_budget(budget: int | None) -> int | None:
