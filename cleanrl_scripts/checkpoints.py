@@ -21,10 +21,12 @@ from torch import Tensor
 
 from pbcrl import (
     CorruptFileError,
+    LabelLog,
     StorageError,
     TrajectoryDataset,
     TrajectoryWriter,
     load_tensors,
+    read_labels,
     save_tensors,
 )
 
@@ -123,6 +125,20 @@ def envs_state(envs: VectorEnv[Any, Any, Any]) -> dict[str, np.ndarray] | None:
 def restore_envs(envs: VectorEnv[Any, Any, Any], state: Mapping[str, np.ndarray]) -> None:
     """Put the envs where `envs_state` found them."""
     envs.unwrapped.set_state(state)  # type: ignore[attr-defined]
+
+
+def cut_labels(path: Path, *, keep: int) -> None:
+    """Leave the first labels in a log, and move the others to `labels_unused.jsonl` beside it."""
+    labels = read_labels(path) if path.exists() else []
+    if len(labels) <= keep:
+        return
+    with LabelLog(path.with_name("labels_unused.jsonl")) as unused:
+        unused.append(labels[keep:])
+    partial = path.with_name("labels.partial.jsonl")
+    partial.unlink(missing_ok=True)
+    with LabelLog(partial) as kept:
+        kept.append(labels[:keep])
+    os.replace(partial, path)
 
 
 def take_up(writer: TrajectoryWriter) -> None:

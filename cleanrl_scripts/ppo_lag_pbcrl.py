@@ -20,7 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from checkpoints import envs_state, load_checkpoint, restore_envs, resumed, save_checkpoint
+from checkpoints import (
+    cut_labels,
+    envs_state,
+    load_checkpoint,
+    restore_envs,
+    resumed,
+    save_checkpoint,
+)
 from film import check_film, film
 from run_io import (
     INTERRUPTED,
@@ -543,11 +550,12 @@ def train(args: Args) -> Path:
 
     with Run(args, script="ppo_lag_pbcrl", total=total) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")
-        log = LabelLog(run.folder / "labels.jsonl")
-        # Labels that were bought before the run was cut off are asked for again, but a folder's
-        # oracle remembers them, and any other gives the same ones.
-        bought = deque(read_labels(log.path) if args.label_folder is None else [])
         state = load_checkpoint(run.folder) if args.resume is not None else None
+        if args.label_folder is not None or (state is not None and state["envs"] is None):
+            # What was asked behind the checkpoint is not asked again, or in another order.
+            cut_labels(run.folder / "labels.jsonl", keep=state["num_labels"] if state else 0)
+        log = LabelLog(run.folder / "labels.jsonl")
+        bought = deque(read_labels(log.path))  # those are asked for again, and are the same
         agent = Agent(
             obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
         )
@@ -712,6 +720,7 @@ def train(args: Args) -> Path:
                 "online_used": online_used,
                 "untuned": untuned,
                 "pretrained": pretrained,
+                "num_labels": len(valid) + len(buffer),
                 "agent": agent.state_dict(),
                 "optimizer_actor": optimizer_actor.state_dict(),
                 "optimizer_critics": optimizer_critics.state_dict(),
@@ -976,7 +985,7 @@ def train(args: Args) -> Path:
                     "policy_std": float(agent.log_std.detach().exp().mean()),
                 }
                 run.log(iteration * args.batch_size, metrics)
-                if iteration % args.checkpoint_interval == 0 or last_one:
+                if iteration % args.checkpoint_interval == 0 or last_one or answers:
                     save()
                     save_checkpoint(run.folder, checkpoint())
         except BaseException:  # also Ctrl-C
