@@ -109,8 +109,10 @@ def keys_of(script: str, *variables: str) -> set[str]:
 
 def documented(heading: str, script: str) -> set[str]:
     table = rows(section(read(ROOT / "docs" / "metrics.md"), heading))
-    assert {who for _, who, *_ in table} <= {"both", "ppo_lag", "ppo_lag_pbcrl"}
-    listed = [names(key)[0] for key, who, *_ in table if who in ("both", script)]
+    scripts = {"ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"}
+    assert {who for _, who, *_ in table} <= {"all", "learners", *scripts}
+    groups = {"all", script} | ({"learners"} if script != "ppo_lag" else set())
+    listed = [names(key)[0] for key, who, *_ in table if who in groups]
     assert len(listed) == len(set(listed))
     return set(listed)
 
@@ -129,6 +131,12 @@ def test_the_metrics_of_ppo_lag_pbcrl_are_documented():
     line = LINE | keys_of(script, "metrics", "tuning")
     assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line
     assert documented("summary.json", "ppo_lag_pbcrl") == keys_of(script, "summary") | REPORT
+
+
+def test_the_metrics_of_ppo_lag_rlsf_are_documented():
+    script = "ppo_lag_rlsf.py"
+    assert documented("metrics.jsonl", "ppo_lag_rlsf") == LINE | keys_of(script, "metrics")
+    assert documented("summary.json", "ppo_lag_rlsf") == keys_of(script, "summary") | REPORT
 
 
 def test_the_numbers_of_evaluate_are_documented():
