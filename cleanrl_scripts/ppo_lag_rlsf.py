@@ -281,13 +281,9 @@ def segments_to_judge(episode: Trajectory, length: int) -> list[Trajectory]:
     """An episode without any cost is judged by one look, any other segment by segment."""
     if episode.true_cost == 0:
         return [episode]
-    costs = episode.costs
-    assert costs is not None
-    starts = range(0, len(episode), length)
-    return [
-        Trajectory(*(rows[t : t + length] for rows in (episode.obs, episode.actions, costs)))
-        for t in starts
-    ]
+    assert episode.costs is not None
+    parts = [slice(start, start + length) for start in range(0, len(episode), length)]
+    return [Trajectory(episode.obs[p], episode.actions[p], episode.costs[p]) for p in parts]
 
 
 def test_episodes(args: Args, horizon: int) -> list[Trajectory]:
