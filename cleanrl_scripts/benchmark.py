@@ -9,8 +9,11 @@ kept in `failures.jsonl`. All presets share one folder: a run that two tables ne
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,15 +22,16 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TextIO
 
 import tyro
-from presets import TABLES, VARIANTS, options_of
+from presets import TABLES, VARIANTS, made_as, options_of
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 SCRIPTS = Path(__file__).parent
+PLACES = "runs-dir", "dataset", "save-trajectories"
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class Args:
     tasks: tuple[str, ...] = ()
     """only these env ids of the presets"""
     variants: tuple[str, ...] = ()
-    """only these variants of the presets (and PPO-Lag, whose episodes they learn from)"""
+    """only these variants of the presets, and PPO-Lag, whose episodes they learn from"""
     total_timesteps: int | None = None
     """env steps of every run, in place of the presets' own"""
     workers: int = 2
@@ -52,12 +56,15 @@ class Args:
     """how often a run that died is started again, in this call"""
     runs_dir: str = "runs/benchmark"
     """folder of all runs; on a Ray cluster all nodes must see it under this path"""
-    engine: str = "local"
-    """local, or ray"""
+    engine: Literal["local", "ray"] = "local"
+    """where the runs are made: as child processes, or as tasks of a Ray cluster"""
     ray_address: str = "auto"
-    """the Ray cluster to use; 'local' starts one on this machine"""
+    """the Ray cluster to use; 'auto' is the one that this machine is a node of"""
     dry_run: bool = False
     """print the commands and run nothing"""
+
+
+State = Literal["waiting", "running", "done", "failed", "impossible"]
 
 
 @dataclass
@@ -65,89 +72,130 @@ class Job:
     """One run and what has become of it."""
 
     name: str
-    """Name of its folder."""
-    command: list[str]
-    """To begin it; `--resume` goes on with it."""
-    needs: Path | None
-    """Dataset that must be there first."""
-    total: int | None
-    """Env steps that it will take, if known."""
-    state: str = "waiting"
+    """Of its folder, below `--runs-dir`."""
+    folder: Path
+    script: Path
+    options: dict[str, object]
+    needs: str | None
+    """Name of the run that must be done first, as this one learns from its episodes."""
+    state: State = "waiting"
     failures: list[str] = field(default_factory=list)
-    started: float = 0.0
-    steps_at_start: int = 0
+    log_start: int = 0
+    """Where the output of the present attempt begins in `log.txt`."""
+
+    @property
+    def total(self) -> int:
+        """Env steps that it takes."""
+        return int(str(self.options["total-timesteps"]))
+
+    @property
+    def command(self) -> list[str]:
+        """To begin it."""
+        words = [sys.executable, str(self.script)]
+        for name, value in self.options.items():
+            values = value if isinstance(value, tuple) else (value,)
+            words += [f"--{name}", *map(str, values)]
+        return words
+
+    @property
+    def resuming(self) -> list[str]:
+        """To go on with it."""
+        return [sys.executable, str(self.script), "--resume", str(self.folder)]
 
 
 # -- The grid --------------------------------------------------------------------------------------
 
 
-def flags(options: dict[str, object]) -> list[str]:
-    """Options as a command line."""
-    words = []
-    for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
-        words += [f"--{name}", *map(str, values)]
-    return words
-
-
 def jobs_of(args: Args) -> list[Job]:
-    """Every run of the presets once, those that others need first."""
-    for name, known in [("preset", TABLES), ("variants", VARIANTS)]:
-        for given in getattr(args, name):
-            if given not in known:
-                raise SystemExit(
-                    f"error: --{name} must be one of {', '.join(known)}, got {given!r}"
-                )
+    """Every run of the presets once, and those whose episodes they need before them."""
+    check_names("preset", args.preset, TABLES)
+    check_names("variants", args.variants, VARIANTS)
+    check_names("tasks", args.tasks, [t for name in args.preset for t in TABLES[name].tasks])
     found: dict[str, Job] = {}
     for table in args.preset:
-        tasks = [t for t in TABLES[table].tasks if t in (args.tasks or TABLES[table].tasks)]
         chosen = [v for v in TABLES[table].variants if v in (args.variants or VARIANTS)]
-        if not tasks or not chosen:
+        if not chosen:
             raise SystemExit(
-                f"error: --tasks and --variants leave nothing of {table}, which has the tasks "
-                f"{', '.join(TABLES[table].tasks)} and the variants "
+                f"error: --variants leave nothing of {table}, which has "
                 f"{', '.join(TABLES[table].variants)}"
             )
-        # The oracle's episodes are what the cost models are pretrained on.
-        variants = dict.fromkeys(["ppo_lag", *chosen])
         for seed in range(args.first_seed, args.first_seed + args.seeds):
-            for variant in variants:
-                for env_id in tasks:
-                    job = job_of(args, table, env_id, variant, seed)
-                    found.setdefault(job.name, job)
+            for variant in [VARIANTS[v].episodes for v in chosen] + chosen:
+                for env_id in TABLES[table].tasks:
+                    if env_id in (args.tasks or TABLES[table].tasks):
+                        job = job_of(args, table, env_id, made_as(env_id, variant), seed)
+                        found.setdefault(job.name, job)
     return sorted(found.values(), key=lambda job: job.needs is not None)
 
 
+def check_names(flag: str, given: Sequence[str], known: Sequence[str] | dict[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            raise SystemExit(f"error: --{flag} must be of {', '.join(known)}, got {name!r}")
+
+
 def job_of(args: Args, table: str, env_id: str, variant: str, seed: int) -> Job:
-    runs_dir = Path(args.runs_dir).resolve() / ("smoke" if table == "smoke" else "")
-    dataset = runs_dir / "episodes" / f"{env_id}__{seed}"
-    options = options_of(table, env_id, variant, dataset=str(dataset))
+    root = Path(args.runs_dir).resolve()
+    # The sizes of the smoke preset are its own, and so are its runs.
+    place = root / "smoke" if table == "smoke" else root
+    source = made_as(env_id, VARIANTS[variant].episodes)
+    episodes = place / "episodes" / f"{env_id}__{source}__{seed}"
+    options = options_of(table, env_id, variant, episodes=str(episodes))
     if args.total_timesteps is not None:
         options["total-timesteps"] = args.total_timesteps
-    name = f"{env_id}__{variant}__{seed}"
+    folder = place / f"{env_id}__{variant}__{seed}"
     options |= {"seed": seed, "torch-threads": args.torch_threads}
-    options |= {"runs-dir": runs_dir, "run-name": name}
-    script = SCRIPTS / f"{VARIANTS[variant].script}.py"
+    options |= {"runs-dir": str(place), "run-name": folder.name}
+    needs = None if variant == source else place / f"{env_id}__{source}__{seed}"
     return Job(
-        name=str((runs_dir / name).relative_to(Path(args.runs_dir).resolve())),
-        command=[sys.executable, str(script), *flags(options)],
-        needs=dataset if "dataset" in options else None,
-        total=int(str(options["total-timesteps"])) if "total-timesteps" in options else None,
+        name=str(folder.relative_to(root)),
+        folder=folder,
+        script=SCRIPTS / f"{VARIANTS[variant].script}.py",
+        options=options,
+        needs=needs and str(needs.relative_to(root)),
     )
 
 
-def check_settings(job: Job, folder: Path) -> None:
-    """Refuse a folder whose run was made by another command."""
-    stored = folder / "command.json"
-    wanted = json.dumps(job.command[2:])
-    if stored.exists():
-        if stored.read_text() != wanted:
-            raise SystemExit(
-                f"error: {folder} holds a run of other settings; use another --runs-dir"
-            )
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        stored.write_text(wanted)
+def claim(job: Job) -> None:
+    """Note what a folder's run is made by, or refuse one that was made by something else."""
+    noted = job.folder / "options.json"
+    now = {name: value for name, value in job.options.items() if name not in PLACES}
+    now = json.loads(json.dumps({"script": job.script.stem, **now}))
+    if not noted.exists():
+        job.folder.mkdir(parents=True, exist_ok=True)
+        draft = noted.with_suffix(".draft")
+        draft.write_text(json.dumps(now, indent=2) + "\n")
+        draft.replace(noted)
+        return
+    then = json.loads(noted.read_text())
+    differing = [
+        f"{name} ({then.get(name)} there, {now.get(name)} now)"
+        for name in then | now
+        if then.get(name) != now.get(name)
+    ]
+    if differing:
+        raise SystemExit(
+            f"error: {job.folder} holds a run of other settings: {', '.join(differing)}; repeat "
+            "them, or use another --runs-dir"
+        )
+
+
+def lock(root: Path) -> TextIO:
+    """Keep other benchmarks out of a folder for as long as the file that is returned is open."""
+    root.mkdir(parents=True, exist_ok=True)
+    file = (root / ".lock").open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise SystemExit(
+            f"error: one benchmark at a time works on a folder, but {root} is in use by "
+            f"{file.read().strip()}; wait for it, stop it, or use another --runs-dir"
+        ) from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} of {os.uname().nodename}")
+    file.flush()
+    return file
 
 
 # -- Where the runs are made -----------------------------------------------------------------------
@@ -156,131 +204,172 @@ def check_settings(job: Job, folder: Path) -> None:
 class Engine(Protocol):
     """Starts runs and says how they end."""
 
-    slots: float
-    """Runs at a time."""
+    def slots(self) -> int:
+        """Runs at a time."""
+        ...
 
-    def start(self, job: Job, command: list[str], log: Path) -> None: ...
+    def start(self, job: Job, command: list[str]) -> None: ...
 
-    def finished(self) -> list[tuple[Job, int]]:
-        """The runs that have ended since the last call, with their exit status."""
+    def finished(self) -> list[tuple[Job, str]]:
+        """The runs that have ended since the last call, and what they died of, "" if they did not."""
         ...
 
     def stop(self) -> None:
-        """End all runs as Ctrl-C does."""
+        """End all runs as Ctrl-C does, and wait until they have ended."""
         ...
+
+
+def open_child(command: list[str], log: str) -> subprocess.Popen[bytes]:
+    """Start a run; it ends with the process that started it, however that dies (on Linux)."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:
+        if libc is not None:
+            libc.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+
+    with open(log, "ab") as file:
+        # A session of its own: Ctrl-C in the terminal reaches it through the engine alone, once.
+        return subprocess.Popen(
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+def run_to_end(command: list[str], log: str) -> int:
+    """Run a command on a node of the cluster; Ray's cancelling reaches it as Ctrl-C."""
+    child = open_child(command, log)
+    try:
+        while child.poll() is None:
+            time.sleep(0.2)  # Ray interrupts Python code only, no waiting for a child
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGINT)
+        child.wait()
+    return child.returncode
+
+
+def reason(status: int) -> str:
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}" if status else ""
 
 
 class LocalEngine:
     """Child processes of this one."""
 
     def __init__(self, workers: int) -> None:
-        self.slots: float = workers
+        self._workers = workers
         self._running: list[tuple[Job, subprocess.Popen[bytes]]] = []
 
-    def start(self, job: Job, command: list[str], log: Path) -> None:
-        with log.open("ab") as file:
-            # A session of its own: Ctrl-C reaches the runs through `stop` alone, and once.
-            child = subprocess.Popen(
-                command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-            )
-        self._running.append((job, child))
+    def slots(self) -> int:
+        return self._workers
 
-    def finished(self) -> list[tuple[Job, int]]:
-        ended = [
-            (job, child.returncode) for job, child in self._running if child.poll() is not None
-        ]
-        self._running = [(job, child) for job, child in self._running if child.returncode is None]
-        return ended
+    def start(self, job: Job, command: list[str]) -> None:
+        self._running.append((job, open_child(command, str(job.folder / "log.txt"))))
+
+    def finished(self) -> list[tuple[Job, str]]:
+        ended = [(job, child) for job, child in self._running if child.poll() is not None]
+        self._running = [pair for pair in self._running if pair not in ended]
+        return [(job, reason(child.returncode)) for job, child in ended]
 
     def stop(self) -> None:
         for _, child in self._running:
-            os.killpg(child.pid, signal.SIGINT)
+            child.send_signal(signal.SIGINT)  # none if it has ended
         for _, child in self._running:
             child.wait()
 
 
 class RayEngine:
-    """Tasks of a Ray cluster, one processor and more each; all nodes share the folder of runs."""
+    """Tasks of a Ray cluster, which take as many processors as a run has threads."""
 
     def __init__(self, address: str, threads: int) -> None:
         import ray
 
         self._ray = ray
-        ray.init(address=None if address == "local" else address, log_to_driver=False)
-        self.slots = float("inf")  # Ray holds back what does not fit
-        self._remote = ray.remote(num_cpus=threads, max_retries=0)(run_command)
+        ray.init(address=address, log_to_driver=False, logging_level="warning")
+        self._threads = threads
+        # What died is started again here, where it is noted; Ray itself tries once.
+        self._remote = ray.remote(num_cpus=threads, max_retries=0)(run_to_end)
         self._running: dict[Any, Job] = {}
 
-    def start(self, job: Job, command: list[str], log: Path) -> None:
-        self._running[self._remote.remote(command, str(log))] = job
+    def slots(self) -> int:
+        return int(self._ray.cluster_resources().get("CPU", 0) // self._threads)
 
-    def finished(self) -> list[tuple[Job, int]]:
+    def start(self, job: Job, command: list[str]) -> None:
+        self._running[self._remote.remote(command, str(job.folder / "log.txt"))] = job
+
+    def finished(self) -> list[tuple[Job, str]]:
         if not self._running:
             return []
-        ready, _ = self._ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        references = list(self._running)
+        ready, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         ended = []
         for reference in ready:
             job = self._running.pop(reference)
             try:
-                ended.append((job, int(self._ray.get(reference))))
+                ended.append((job, reason(self._ray.get(reference))))
             except self._ray.exceptions.RayError as error:  # the node or its worker died
-                ended.append((job, -1))
-                job.failures.append(str(error).splitlines()[0])
+                ended.append((job, f"{type(error).__name__}: {str(error).splitlines()[0]}"))
         return ended
 
     def stop(self) -> None:
         for reference in self._running:
-            self._ray.cancel(reference, force=False)
-        self._ray.wait(list(self._running), num_returns=len(self._running), timeout=60)
+            self._ray.cancel(reference)
+        if self._running:
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=60)
         self._ray.shutdown()
-
-
-def run_command(command: list[str], log: str) -> int:
-    """Run a command to its end; Ctrl-C and Ray's cancelling reach it as Ctrl-C."""
-    with open(log, "ab") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        try:
-            return child.wait()
-        except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)
-            child.wait()
-            raise
 
 
 # -- What is seen ----------------------------------------------------------------------------------
 
 
-def last_metrics(folder: Path) -> dict[str, Any]:
-    """The newest whole line of metrics.jsonl, or nothing."""
+def recent_rows(folder: Path) -> list[dict[str, Any]]:
+    """The newest whole lines of metrics.jsonl, about twenty, or none."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-            lines = file.read().split(b"\n")[:-1]
-        found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    except (OSError, ValueError):
-        return {}
-    return found
+            start = max(0, file.seek(0, os.SEEK_END) - 16_384)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except OSError:
+        return []
+    return [json.loads(line) for line in lines[start > 0 : -1]]
 
 
-def picture(jobs: Sequence[Job], root: Path) -> Table:
+def rate_of(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Env steps per second over these lines; None if one cannot say."""
+    if len(rows) < 2:
+        return None
+    steps, seconds = (rows[-1][key] - rows[0][key] for key in ("env_steps", "wall_seconds"))
+    return steps / seconds if seconds > 0 else None
+
+
+def picture(jobs: Sequence[Job]) -> Table:
     """A table of what runs, with rates and the time that is left."""
-    states = [job.state for job in jobs]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
-    table = Table(title=counts, title_justify="left")
+    table = Table(title_justify="left")
     for head in ("run", "env steps", "steps/s", "left", "return", "true cost", "learned"):
         table.add_column(head, justify="left" if head == "run" else "right")
+    to_do, rates = 0, list[float]()
     for job in jobs:
+        to_do += job.total if job.state in ("waiting", "running") else 0
         if job.state != "running":
             continue
-        row = last_metrics(root / job.name)
-        steps = int(row.get("env_steps", 0))
-        # The first row that this process saw is where it began to count.
-        job.steps_at_start = job.steps_at_start or steps
-        rate = (steps - job.steps_at_start) / max(time.monotonic() - job.started, 1e-9)
-        left = "" if job.total is None or rate <= 0 else clock((job.total - steps) / rate)
-        numbers = [row.get(key) for key in ("return", "true_cost", "learned_cost")]
+        rows = recent_rows(job.folder)
+        if not rows:
+            table.add_row(job.name, "preparing")
+            continue
+        steps, rate = rows[-1]["env_steps"], rate_of(rows)
+        to_do -= steps
+        rates += [rate] if rate is not None else []
+        left = "" if rate is None else clock((job.total - steps) / rate)
+        numbers = [rows[-1].get(key) for key in ("return", "true_cost", "learned_cost")]
         shown = ["" if number is None else f"{number:.3g}" for number in numbers]
-        table.add_row(job.name, f"{steps:,}", f"{rate:,.0f}" if rate > 0 else "", left, *shown)
+        table.add_row(job.name, f"{steps:,}", f"{rate:,.0f}" if rate else "", left, *shown)
+    states = [job.state for job in jobs]
+    table.title = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    if rates:  # as if those that wait were as fast as those that run
+        table.title += f"; about {clock(to_do / sum(rates))} left"
     return table
 
 
@@ -289,102 +378,99 @@ def clock(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-def last_words(log: Path) -> str:
-    """The last line that a run printed: its error."""
+def last_words(job: Job) -> str:
+    """The error that this attempt of a run ended with, or the last line that it printed."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        with (job.folder / "log.txt").open("rb") as file:
+            file.seek(max(job.log_start, file.seek(0, os.SEEK_END) - 8_192))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    errors = [line for line in text.replace("\r", "\n").splitlines() if line.strip()]
-    named = [line for line in errors if line.startswith("error:") or "Error" in line]
-    return (named or errors or [""])[-1].strip()
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error:") or "Error:" in line]
+    return (errors or lines or [""])[-1]
 
 
 # -- The loop --------------------------------------------------------------------------------------
 
 
-def launch(job: Job, folder: Path, engine: Engine) -> None:
-    cut_off = (folder / "args.json").exists()
-    script = job.command[:2]
-    command = [*script, "--resume", str(folder)] if cut_off else job.command
-    job.state, job.started, job.steps_at_start = "running", time.monotonic(), 0
-    engine.start(job, command, folder / "log.txt")
+def launch(job: Job, engine: Engine) -> None:
+    log, begun = job.folder / "log.txt", (job.folder / "args.json").exists()
+    job.log_start = log.stat().st_size if log.exists() else 0
+    job.state = "running"
+    engine.start(job, job.resuming if begun else job.command)
+
+
+def settle(job: Job, death: str, args: Args, console: Console) -> None:
+    """Note that a run has ended; one that died waits for another try, while it has any left."""
+    if not death and (job.folder / "summary.json").exists():
+        job.state = "done"
+    else:
+        why = f"{death or 'no summary.json'}: {last_words(job)}"
+        job.failures.append(why)
+        job.state = "failed" if len(job.failures) > args.retries else "waiting"
+        now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        entry = {"time": now, "run": job.name, "attempt": len(job.failures), "error": why}
+        with (Path(args.runs_dir) / "failures.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+        if job.state == "waiting":
+            console.print(f"   again  {job.name}: {why}", markup=False, highlight=False)
+            return
+    why = job.failures[-1] if job.state == "failed" else ""
+    console.print(f"{job.state:>8}  {job.name} {why}".rstrip(), markup=False, highlight=False)
 
 
 def work(args: Args, jobs: list[Job], engine: Engine, console: Console) -> None:
-    root = Path(args.runs_dir).resolve()
-    for job in jobs:
-        check_settings(job, root / job.name)
-        if (root / job.name / "summary.json").exists():
-            job.state = "done"
-    view = Live(console=console, refresh_per_second=1) if console.is_terminal else nullcontext()
+    by_name = {job.name: job for job in jobs}
+    # Drawn by this thread alone: a process with others must not be forked with a preexec_fn.
+    view = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
     with view as live:
         while any(job.state in ("waiting", "running") for job in jobs):
-            for job, status in engine.finished():
-                folder = root / job.name
-                if status == 0 and (folder / "summary.json").exists():
-                    job.state = "done"
-                else:
-                    why = last_words(folder / "log.txt")
-                    job.failures.append(f"status {status}: {why}")
-                    job.state = "failed" if len(job.failures) > args.retries else "waiting"
-                    with (root / "failures.jsonl").open("a") as file:
-                        entry = {"run": job.name, "status": status, "error": why}
-                        file.write(json.dumps(entry) + "\n")
-                    if job.state == "waiting":
-                        console.print(f"trying {job.name} again: {job.failures[-1]}", markup=False)
-                console.print(f"{job.state:>8}  {job.name}", markup=False, highlight=False)
-            running = sum(job.state == "running" for job in jobs)
+            for job, death in engine.finished():
+                settle(job, death, args, console)
+            room = engine.slots() - sum(job.state == "running" for job in jobs)
             for job in jobs:
-                if job.state != "waiting" or running >= engine.slots:
-                    continue
-                if job.needs is not None and not job.needs.exists():
-                    maker = next(other for other in jobs if makes(other, job.needs))
-                    if maker.state in ("failed", "impossible"):
-                        job.state = "impossible"
-                        job.failures.append(f"it learns from the episodes of {maker.name}")
-                    continue
-                launch(job, root / job.name, engine)
-                running += 1
+                source = by_name[job.needs] if job.needs is not None else None
+                if job.state == "waiting" and source and source.state in ("failed", "impossible"):
+                    job.state = "impossible"
+                    job.failures.append(f"it needs the episodes of {source.name}")
+                if job.state == "waiting" and room > 0 and (not source or source.state == "done"):
+                    launch(job, engine)
+                    room -= 1
             if live is not None:
-                live.update(picture(jobs, root))
+                live.update(picture(jobs), refresh=True)
             time.sleep(1.0)
-
-
-def makes(job: Job, dataset: Path) -> bool:
-    return "--save-trajectories" in job.command and str(dataset) in job.command
 
 
 def main(args: Args) -> None:
     jobs = jobs_of(args)
     if args.dry_run:
         for job in jobs:
-            print(" ".join(job.command))
+            print(shlex.join(job.command))
         return
-    console = Console()
-    Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
-    if args.engine not in ("local", "ray"):
-        raise SystemExit(f"error: --engine is local or ray, got {args.engine!r}")
-    engine: Engine = (
-        LocalEngine(args.workers)
-        if args.engine == "local"
-        else RayEngine(args.ray_address, args.torch_threads)
-    )
-    start = time.monotonic()
-    try:
-        work(args, jobs, engine, console)
-    except KeyboardInterrupt:
-        console.print("stopping the runs; the same command goes on with them")
-        raise SystemExit(130) from None
-    finally:
-        engine.stop()
-    bad = [job for job in jobs if job.state in ("failed", "impossible")]
+    root, start, console = Path(args.runs_dir), time.monotonic(), Console()
+    with lock(root):
+        for job in jobs:
+            claim(job)
+            job.state = "done" if (job.folder / "summary.json").exists() else "waiting"
+        engine: Engine = (
+            LocalEngine(args.workers)
+            if args.engine == "local"
+            else RayEngine(args.ray_address, args.torch_threads)
+        )
+        console.print(f"{len(jobs)} runs, {sum(job.state == 'done' for job in jobs)} done before")
+        try:
+            work(args, jobs, engine, console)
+        except KeyboardInterrupt:
+            console.print("stopping the runs; the same command goes on with them")
+            raise SystemExit(130) from None
+        finally:
+            engine.stop()
+    bad = [job for job in jobs if job.state != "done"]
     took = clock(time.monotonic() - start)
     console.print(f"{len(jobs) - len(bad)} of {len(jobs)} runs are done, after {took}")
     for job in bad:
-        console.print(f"{job.state}: {job.name}: {job.failures[-1]}", markup=False)
+        console.print(f"{job.state}: {job.name}: {job.failures[-1]}", markup=False, highlight=False)
     if bad:
         raise SystemExit(1)
 

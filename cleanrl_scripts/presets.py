@@ -7,7 +7,10 @@ those in which it differs from the defaults of its script.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pbcrl_envs
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class Variant:
     """Without the `.py`."""
     options: Mapping[str, object] = field(default_factory=dict)
     """Flags, without their dashes."""
+    episodes: str = "ppo_lag"
+    """The variant whose episodes it learns from, or is tested on."""
+    without_limit: str | None = None
+    """The variant that it is where its cost limit is the task's own."""
+    shifted: bool = False
+    """Whether its cost limit is not the true one, but only what labels go by."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,13 @@ class Table:
     """Keys of `report.METRICS`."""
     paper: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
     """What the paper has, by task and metric, in the order of the variants; empty if nothing."""
+    heads: tuple[str, ...] = ()
+    """Titles of the variants in this table, if not their own."""
+
+    def head(self, variant: str) -> str:
+        if self.heads:
+            return self.heads[self.variants.index(variant)]
+        return VARIANTS[variant].title
 
 
 BT = {"dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
@@ -58,13 +74,13 @@ DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
 LIMITS, NOISES = (20, 18, 15, 10), (0, 5, 10, 30)
 
 
-def ablation(name: str, of: str, options: Mapping[str, object], setting: str) -> str:
+def ablation(
+    name: str, of: str, options: Mapping[str, object], setting: str, **others: Any
+) -> str:
     """Add a variant that differs from another by a few options; return its name."""
     base = VARIANTS[of]
-    VARIANTS[name] = Variant(
-        f"{base.title}, {setting}" if of != "pbcrl" else setting,
-        base.script,
-        {**base.options, **options},
+    VARIANTS[name] = replace(
+        base, title=f"{base.title}, {setting}", options={**base.options, **options}, **others
     )
     return name
 
@@ -82,15 +98,29 @@ SNR = tuple(
     else ablation(f"snr_{value:g}", "pbcrl", {"snr-weight": value}, f"ζ = {value:g}")
     for value in SNR_WEIGHTS
 )
-# The oracle labels by another limit; what the policy costs is held against the task's own.
+# The oracle labels by a stricter limit; what the policy costs is held against the task's own.
 OFFSETS = tuple(
     "ppo_bt"
     if value == 20
-    else ablation(f"ppo_bt_limit_{value}", "ppo_bt", {"cost-limit": value}, f"d = {value}")
+    else ablation(
+        f"ppo_bt_limit_{value}",
+        "ppo_bt",
+        {"cost-limit": value},
+        f"labels at {value}",
+        shifted=True,
+    )
     for value in LIMITS
 )
 UNIFORM = tuple(
-    ablation(f"{method}_uniform", method, {"cost-limit": 20}, "d = 20") for method in METHODS
+    ablation(
+        f"{method}_uniform",
+        method,
+        {"cost-limit": 20},
+        "d = 20",
+        episodes="ppo_lag_uniform",
+        without_limit=method,
+    )
+    for method in METHODS
 )
 NOISE = tuple(
     method
@@ -101,6 +131,10 @@ NOISE = tuple(
     for method in ("pbcrl", "ppo_bt")
     for noise in NOISES
 )
+DEAD_ZONE_HEADS = tuple(f"δ = {value:g}" for value in DEAD_ZONES)
+SNR_HEADS = tuple(f"ζ = {value:g}" for value in SNR_WEIGHTS)
+OFFSET_HEADS = ("PbCRL", *(f"PPO-BT, labels at {value}" for value in LIMITS))
+NOISE_HEADS = tuple(f"{method}, {noise} %" for method in ("PbCRL", "PPO-BT") for noise in NOISES)
 SAFETY_NOISE = tuple(
     method
     if noise == 0
@@ -196,6 +230,7 @@ TABLES = {
             (PUSH, COST): ("42.50 ± 5.50", "40.26 ± 2.15", "34.86 ± 3.13", "30.91 ± 1.78"),
             (PUSH, ACCURACY): ("0.83 ± 0.03", "0.85 ± 0.01", "0.86 ± 0.03", "0.86 ± 0.03"),
         },
+        heads=DEAD_ZONE_HEADS,
     ),
     "offsets": Table(
         "PPO-BT, labelled by stricter limits than the true one, 20",
@@ -218,6 +253,7 @@ TABLES = {
                 "14.02 ± 1.95",
             ),
         },
+        heads=OFFSET_HEADS,
     ),
     "snr": Table(
         "The weight ζ of the variance term",
@@ -235,6 +271,7 @@ TABLES = {
                 "18.4 ± 2.6",
             ),
         },
+        heads=SNR_HEADS,
     ),
     "two_stage": Table(
         "Two stages or one",
@@ -277,16 +314,21 @@ TABLES = {
             (GOAL, "w2_scaled"): ("16.8", "24.5", "36.8", "82.8", "42.7", "53.4", "60.1", "79.6"),
             (BLOCK, "w2_scaled"): ("5.9", "6.9", "7.3", "9.4", "6.0", "6.9", "7.2", "10.2"),
         },
+        heads=NOISE_HEADS,
     ),
     # Beyond the paper.
     "safety_noise": Table(
-        "W2 with flipped safety labels", (GOAL, BLOCK), SAFETY_NOISE, ("w2_scaled", RETURN, COST)
+        "W2 with flipped safety labels",
+        (GOAL, BLOCK),
+        SAFETY_NOISE,
+        ("w2_scaled", RETURN, COST),
+        heads=NOISE_HEADS,
     ),
     "online": Table(
         "PPO-BT with all queries online", (GOAL,), ("ppo_bt", "ppo_bt_online"), (RETURN, COST)
     ),
     "toy": Table(
-        "Every method and ablation on the toy",
+        "Every method on the toy",
         (TOY,),
         ("ppo_lag", "pbcrl", "pbcrl_offline", "rlsf", "ppo_bt", "ppo_bt_online"),
         (RETURN, COST, LEARNED, "balanced_accuracy", "w2_scaled", "bias"),
@@ -296,15 +338,21 @@ TABLES = {
         (TOY,),
         DEAD_ZONE,
         ("w2_scaled", RETURN, COST, "balanced_accuracy", "type_ii_rate"),
+        heads=DEAD_ZONE_HEADS,
     ),
     "toy_snr": Table(
         "The weight ζ on the toy",
         (TOY,),
         SNR,
         ("return_mid", "true_cost_mid", "return_last_tenth", "true_cost_last_tenth"),
+        heads=SNR_HEADS,
     ),
     "toy_noise": Table(
-        "Flipped preferences on the toy", (TOY,), NOISE, ("w2_scaled", RETURN, COST)
+        "Flipped preferences on the toy",
+        (TOY,),
+        NOISE,
+        ("w2_scaled", RETURN, COST),
+        heads=NOISE_HEADS,
     ),
     "smoke": Table(
         "Every method on two tasks, far too short to learn",
@@ -315,8 +363,24 @@ TABLES = {
 }
 """Presets of `benchmark.py`, one per table of the paper save those on language models."""
 
+DRIVING = {
+    "num-envs": 100,
+    "num-steps": 100,
+    "minibatch-size": 2_000,
+    "hidden-sizes": (64, 64),
+    "lr": 1e-3,
+    "target-kl": 0.01,
+    "bound-coef": 0.1,
+    "initial-log-std": -1.0,
+    "multiplier-initial": 0.01,
+    "multiplier-lr": 0.2,
+    "eval-episodes": 500,
+}
 TASK_OPTIONS: dict[str, dict[str, object]] = {
     **{env_id: {"total-timesteps": 10_000_000} for env_id in ROBOTS},
+    # Those of tests/benchmarks/bench_driving.py and bench_toy.py.
+    BLOCK: {"total-timesteps": 1_500_000, **DRIVING},
+    LANE: {"total-timesteps": 1_000_000, "gamma": 0.999, **DRIVING},
     TOY: {
         "total-timesteps": 1_000_000,
         "num-envs": 50,
@@ -329,46 +393,52 @@ TASK_OPTIONS: dict[str, dict[str, object]] = {
         "bound-coef": 0.1,
         "multiplier-initial": 1.5,
         "multiplier-lr": 0.01,
+        "eval-episodes": 100,
     },
 }
 """Options of a task, for all methods alike."""
-OFFLINE_OPTIONS: dict[str, dict[str, object]] = {
+PRETRAINING: dict[str, dict[str, object]] = {
     TOY: {"pretrain-epochs": 20, "validate-every": 200, "cost-batch-size": 32},
 }
 """Options of a task for `ppo_lag_pbcrl.py` on top."""
-
+QUERIES = "offline-queries", "online-queries", "queries"
 SMOKE_OPTIONS: dict[str, dict[str, object]] = {
-    TOY: {"total-timesteps": 10_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
+    TOY: {"total-timesteps": 8_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
     GOAL: {"total-timesteps": 24_000, "num-envs": 12, "num-steps": 1_000},
 }
-SMOKE_QUERIES = 60 / 20_000
+"""Sizes of the smoke preset by task; the queries are these thousandths of the real ones."""
+SMOKE_QUERIES = 3
 
 
-def options_of(table: str, env_id: str, variant: str, *, dataset: str) -> dict[str, object]:
-    """Return the options of one run of a table, seed and folders aside.
+def made_as(env_id: str, variant: str) -> str:
+    """Return the variant whose runs stand for this one: a limit that is the task's own is none."""
+    row = VARIANTS[variant]
+    same = row.options.get("cost-limit") == pbcrl_envs.cost_limit(env_id)
+    return row.without_limit if same and row.without_limit is not None else variant
+
+
+def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[str, object]:
+    """Return the options of one run of a table, seed and run folder aside.
 
     Args:
         table: Key of `TABLES`.
         env_id: One of its tasks.
-        variant: One of its variants.
-        dataset: Folder of the episodes that PPO-Lag of the same task and seed leaves to the others.
+        variant: Key of `VARIANTS`.
+        episodes: Folder of the episodes that PPO-Lag of the same task and seed leaves to the others.
     """
     row = VARIANTS[variant]
-    options: dict[str, object] = {"env-id": env_id, **TASK_OPTIONS.get(env_id, {})}
+    options: dict[str, object] = {"env-id": env_id, **TASK_OPTIONS[env_id]}
     if row.script == "ppo_lag_pbcrl":
-        options |= OFFLINE_OPTIONS.get(env_id, {})
+        options |= PRETRAINING.get(env_id, {})
         options |= {"offline-queries": 18_000, "online-queries": 2_000}
     options |= row.options
-    if variant == "ppo_lag":
-        options["save-trajectories"] = dataset
-    elif row.script != "ppo_lag":
-        options["dataset"] = dataset
+    options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":
         options |= {"hidden-sizes": (32, 32), "epochs": 2, "eval-episodes": 4}
         options |= SMOKE_OPTIONS[env_id]
-        for name in ("offline-queries", "online-queries", "queries"):
+        for name in QUERIES:
             if name in options:
-                options[name] = round(SMOKE_QUERIES * int(str(options[name])))
+                options[name] = int(str(options[name])) * SMOKE_QUERIES // 1000
         if row.script == "ppo_lag_pbcrl":
             options |= {"pretrain-epochs": 3, "validate-every": 10}
     return options
