@@ -211,7 +211,7 @@ class Engine(Protocol):
     def start(self, job: Job, command: list[str]) -> None: ...
 
     def finished(self) -> list[tuple[Job, str]]:
-        """The runs that have ended since the last call, and what they died of, "" if they did not."""
+        """Runs that have ended since the last call, and what each died of, "" if of nothing."""
         ...
 
     def stop(self) -> None:
@@ -285,10 +285,17 @@ class RayEngine:
     """Tasks of a Ray cluster, which take as many processors as a run has threads."""
 
     def __init__(self, address: str, threads: int) -> None:
-        import ray
+        try:
+            import ray
 
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
+        except ImportError as error:
+            raise SystemExit(f"error: --engine ray needs Ray ({error}); pip install ray") from error
+        except ConnectionError as error:
+            raise SystemExit(
+                f"error: no Ray cluster at --ray-address {address}; start one by `ray start --head`"
+            ) from error
         self._ray = ray
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
         self._threads = threads
         # What died is started again here, where it is noted; Ray itself tries once.
         self._remote = ray.remote(num_cpus=threads, max_retries=0)(run_to_end)
@@ -373,6 +380,11 @@ def picture(jobs: Sequence[Job]) -> Table:
     return table
 
 
+def say(console: Console, text: str) -> None:
+    """Print a line above the live table, as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def clock(seconds: float) -> str:
     hours, rest = divmod(int(max(0.0, seconds)), 3600)
     return f"{hours}:{rest // 60:02}:{rest % 60:02}"
@@ -414,10 +426,10 @@ def settle(job: Job, death: str, args: Args, console: Console) -> None:
         with (Path(args.runs_dir) / "failures.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
         if job.state == "waiting":
-            console.print(f"   again  {job.name}: {why}", markup=False, highlight=False)
+            say(console, f"   again  {job.name}: {why}")
             return
     why = job.failures[-1] if job.state == "failed" else ""
-    console.print(f"{job.state:>8}  {job.name} {why}".rstrip(), markup=False, highlight=False)
+    say(console, f"{job.state:>8}  {job.name} {why}".rstrip())
 
 
 def work(args: Args, jobs: list[Job], engine: Engine, console: Console) -> None:
@@ -458,19 +470,19 @@ def main(args: Args) -> None:
             if args.engine == "local"
             else RayEngine(args.ray_address, args.torch_threads)
         )
-        console.print(f"{len(jobs)} runs, {sum(job.state == 'done' for job in jobs)} done before")
+        say(console, f"{len(jobs)} runs, {sum(job.state == 'done' for job in jobs)} done before")
         try:
             work(args, jobs, engine, console)
         except KeyboardInterrupt:
-            console.print("stopping the runs; the same command goes on with them")
+            say(console, "stopping the runs; the same command goes on with them")
             raise SystemExit(130) from None
         finally:
             engine.stop()
     bad = [job for job in jobs if job.state != "done"]
     took = clock(time.monotonic() - start)
-    console.print(f"{len(jobs) - len(bad)} of {len(jobs)} runs are done, after {took}")
+    say(console, f"{len(jobs) - len(bad)} of {len(jobs)} runs are done, after {took}")
     for job in bad:
-        console.print(f"{job.state}: {job.name}: {job.failures[-1]}", markup=False, highlight=False)
+        say(console, f"{job.state}: {job.name}: {job.failures[-1]}")
     if bad:
         raise SystemExit(1)
 

@@ -74,9 +74,7 @@ DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
 LIMITS, NOISES = (20, 18, 15, 10), (0, 5, 10, 30)
 
 
-def ablation(
-    name: str, of: str, options: Mapping[str, object], setting: str, **others: Any
-) -> str:
+def ablation(name: str, of: str, options: Mapping[str, object], setting: str, **others: Any) -> str:
     """Add a variant that differs from another by a few options; return its name."""
     base = VARIANTS[of]
     VARIANTS[name] = replace(
@@ -424,7 +422,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
         table: Key of `TABLES`.
         env_id: One of its tasks.
         variant: Key of `VARIANTS`.
-        episodes: Folder of the episodes that PPO-Lag of the same task and seed leaves to the others.
+        episodes: Folder of the episodes that PPO-Lag of this task and seed leaves to the others.
     """
     row = VARIANTS[variant]
     options: dict[str, object] = {"env-id": env_id, **TASK_OPTIONS[env_id]}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from presets import TABLES, VARIANTS, Table
+from presets import TABLES, VARIANTS, Table, made_as
 from rliable import library, metrics
 from scipy import stats
 
@@ -41,14 +42,31 @@ METRICS = {
     "w2_scaled": "W2, scaled",
     "w2_raw": "W2, raw",
     "w2_zscored": "W2, z-scored",
-    "bias": "\\|cost - d\\|",
+    "bias": "bias",
     "return_mid": "return, mid",
     "true_cost_mid": "cost, mid",
     "return_last_tenth": "return, end",
     "true_cost_last_tenth": "cost, end",
 }
-"""What a table can show, and its name there. `mid` is half-way through the training."""
-CURVES = "return", "true_cost", "learned_cost"
+"""What a table can show, and its name there."""
+
+NOTES = """
+Return and cost are those of the final evaluation (deterministic policy); mid and end are of the
+training episodes: those around half of the env steps (45 to 55 %), and the last tenth. Bias is
+|cost - d|, d the true limit. W2, accuracy and type II rate are taken on test episodes that were
+never labelled. Learned costs of RLSF are counts of states, held to d; all others are logits, held
+to 0. ± is the standard deviation over seeds, IQM the interquartile mean with its 95 % interval over
+bootstrapped seeds. – is missing or undefined.
+"""
+
+COLORS = {
+    "ppo_lag": "tab:red",
+    "pbcrl": "tab:blue",
+    "rlsf": "tab:orange",
+    "ppo_bt": "tab:green",
+}
+"""The paper's."""
+OTHERS = "tab:purple", "tab:brown", "tab:pink", "tab:gray", "tab:olive", "tab:cyan", "black"
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,7 @@ class Args:
     """of the bootstrap"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One finished run."""
 
@@ -73,9 +91,30 @@ class Run:
     variant: str
     seed: int
     summary: dict[str, Any]
+    """Of summary.json; `bias` is against the true limit."""
     rows: list[dict[str, Any]]
     """Of metrics.jsonl."""
-    folder: Path
+    test_costs: np.ndarray | None
+    """True and learned costs of the test episodes, (n, 2)."""
+
+    @property
+    def limit(self) -> float | None:
+        """d, the true one: labels may go by a stricter one, and unconstrained runs have none."""
+        if VARIANTS[self.variant].shifted:
+            return pbcrl_envs.cost_limit(self.env_id)
+        found: float | None = self.summary.get("cost_limit")
+        return found
+
+    @property
+    def counts_states(self) -> bool:
+        """Whether its learned cost is a number of states."""
+        return VARIANTS[self.variant].script == "ppo_lag_rlsf"
+
+    @property
+    def learned_limit(self) -> float | None:
+        """What its learned costs are held to."""
+        found: float | None = self.summary.get("learned_limit", 0.0)
+        return self.limit if self.counts_states else found
 
 
 def load(folder: Path) -> list[Run]:
@@ -85,40 +124,52 @@ def load(folder: Path) -> list[Run]:
         env_id, variant, seed = path.parent.name.split("__")
         if variant not in VARIANTS:
             continue
-        summary = json.loads(path.read_text())
         lines = (path.parent / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        summary |= at_half(rows)
-        runs.append(Run(env_id, variant, int(seed), summary, rows, path.parent))
+        summary = json.loads(path.read_text()) | at_half(rows)
+        costs = path.parent / "test_costs.csv"
+        tested = np.loadtxt(costs, delimiter=",", skiprows=1, ndmin=2) if costs.exists() else None
+        run = Run(env_id, variant, int(seed), summary, rows, tested)
+        if run.limit is not None:
+            summary["bias"] = abs(summary["true_cost"] - run.limit)
+        runs.append(run)
     return runs
 
 
 def at_half(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return and cost around half of the training, from 45 % to 55 % of its steps."""
+    """Mean return and cost of the episodes from 45 % to 55 % of the env steps, or NaN."""
     found = {}
     for key in ("return", "true_cost"):
         total = rows[-1]["env_steps"] if rows else 0
         near = [r for r in rows if 0.45 * total <= r["env_steps"] <= 0.55 * total]
         near = [r for r in near if r[key] is not None]
-        weights = [r["episodes"] for r in near]
-        values = [r[key] for r in near]
-        found[f"{key}_mid"] = float(np.average(values, weights=weights)) if near else float("nan")
+        values, weights = [r[key] for r in near], [r["episodes"] for r in near]
+        found[f"{key}_mid"] = float(np.average(values, weights=weights)) if near else math.nan
     return found
+
+
+def runs_of(runs: Sequence[Run], env_id: str, variant: str) -> list[Run]:
+    """The runs of a variant on a task, by seed."""
+    variant = made_as(env_id, variant)
+    return [run for run in runs if (run.env_id, run.variant) == (env_id, variant)]
+
+
+def limit_of(runs: Sequence[Run]) -> float | None:
+    """The true limit of runs that share it."""
+    return next((run.limit for run in runs if run.limit is not None), None)
 
 
 # -- Tables ----------------------------------------------------------------------------------------
 
 
-def values_of(runs: Sequence[Run], env_id: str, variant: str, metric: str) -> np.ndarray:
+def values_of(runs: Sequence[Run], metric: str) -> np.ndarray:
     """A metric by seed, (n,); runs in which it is undefined are left out."""
-    found = [
-        run.summary.get(metric) for run in runs if (run.env_id, run.variant) == (env_id, variant)
-    ]
-    defined = [float(value) for value in found if value is not None]
-    return np.array([value for value in defined if np.isfinite(value)])
+    found = [run.summary.get(metric) for run in runs]
+    return np.array([value for value in found if value is not None and math.isfinite(value)])
 
 
 def short(number: float) -> str:
+    """A number with three or four digits."""
     if abs(number) >= 100:
         return f"{number:.0f}"
     return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
@@ -133,191 +184,246 @@ def mean_and_std(values: np.ndarray) -> str:
     return f"{short(values.mean())} ± {short(values.std(ddof=1))}"
 
 
-def interquartile(values: np.ndarray, args: Args) -> str:
-    """Interquartile mean and its 95 % interval over bootstrapped seeds."""
-    if len(values) < 2:
+def interquartile(scores: np.ndarray, args: Args) -> str:
+    """Interquartile mean over (seeds, tasks), and its 95 % interval over bootstrapped seeds."""
+    if len(scores) < 2:
         return "–"
-    scores = {"": values[:, None]}
     points, intervals = library.get_interval_estimates(
-        scores,
+        {"": scores},
         lambda x: np.array([metrics.aggregate_iqm(x)]),
         reps=args.bootstrap,
-        random_state=np.random.RandomState(args.seed),
+        random_state=np.random.RandomState(args.seed),  # rliable takes no other
     )
     low, high = intervals[""][:, 0]
     return f"{short(points[''][0])} [{short(low)}, {short(high)}]"
 
 
 def markdown(name: str, table: Table, runs: Sequence[Run], args: Args) -> str:
-    """One table: ours as mean ± sd, ours as interquartile mean, the paper's."""
-    heads = [VARIANTS[variant].title for variant in table.variants]
-    lines = [f"## {table.title} (`{name}`)", "", f"| task | | | {' | '.join(heads)} |"]
-    lines.append("|---|---|---" + "|---" * len(heads) + "|")
+    """One table: ours as mean ± sd and as interquartile mean, and the paper's."""
+    lines = [f"## {table.title} (`{name}`)", ""]
+    lines.append(f"| task | | | {' | '.join(map(table.head, table.variants))} |")
+    lines.append("|---|---|---" + "|---" * len(table.variants) + "|")
+    seeds: set[int] = set()
     for env_id in table.tasks:
-        limit = pbcrl_envs.cost_limit(env_id)
-        task = f"{env_id}, d = {limit:g}" if limit is not None else env_id
+        chosen = [runs_of(runs, env_id, variant) for variant in table.variants]
+        seeds |= {run.seed for of_variant in chosen for run in of_variant}
+        limit = limit_of([run for of_variant in chosen for run in of_variant])
+        task = env_id if limit is None else f"{env_id}, d = {limit:g}"
         for metric in table.metrics:
-            cells = [values_of(runs, env_id, variant, metric) for variant in table.variants]
+            cells = [values_of(of_variant, metric) for of_variant in chosen]
             if not any(len(values) for values in cells):
                 continue
-            kinds: list[tuple[str, Callable[[np.ndarray], str]]] = [
-                ("mean ± sd", mean_and_std),
-                ("IQM [95 %]", lambda values: interquartile(values, args)),
+            kinds = [
+                ("mean ± sd", [mean_and_std(values) for values in cells]),
+                ("IQM [95 %]", [interquartile(values[:, None], args) for values in cells]),
+                ("paper", [cell or "–" for cell in table.paper.get((env_id, metric), ())]),
             ]
-            for kind, text in kinds:
-                row = [text(values) for values in cells]
-                lines.append(f"| {task} | {METRICS[metric]} | {kind} | {' | '.join(row)} |")
-                task = ""
-            if (env_id, metric) in table.paper:
-                paper = [cell or "–" for cell in table.paper[env_id, metric]]
-                lines.append(f"| | {METRICS[metric]} | paper | {' | '.join(paper)} |")
-    seeds = sorted(
-        {run.seed for run in runs if run.env_id in table.tasks and run.variant in table.variants}
-    )
-    lines += ["", f"Seeds {', '.join(map(str, seeds))}; – is missing or undefined.", ""]
-    return "\n".join(lines)
+            for kind, row in kinds:
+                if row:
+                    lines.append(f"| {task} | {METRICS[metric]} | {kind} | {' | '.join(row)} |")
+                    task = ""
+    lines += over_tasks(table, runs, args)
+    return "\n".join([*lines, "", f"Seeds: {', '.join(map(str, sorted(seeds)))}.", ""])
+
+
+def over_tasks(table: Table, runs: Sequence[Run], args: Args) -> list[str]:
+    """Rows over all tasks at once: return as a share of PPO-Lag's, cost as a share of the limit.
+
+    Only over tasks and seeds that every variant of the table has finished.
+    """
+    lines = []
+    for metric, title in (("return", "return / PPO-Lag's"), ("true_cost", "cost / d")):
+        if metric not in table.metrics or len(table.tasks) < 2:
+            continue
+        shares: dict[str, list[np.ndarray]] = {variant: [] for variant in table.variants}
+        for env_id in table.tasks:
+            chosen = {v: runs_of(runs, env_id, v) for v in table.variants}
+            sources = {VARIANTS[v].episodes for v in table.variants}
+            oracle = values_of([r for v in sources for r in runs_of(runs, env_id, v)], metric)
+            limit = limit_of(chosen[table.variants[-1]])
+            unit = limit if metric == "true_cost" else float(oracle.mean()) if len(oracle) else None
+            for variant, of_variant in chosen.items():
+                if unit is not None and unit > 0:
+                    shares[variant].append(values_of(of_variant, metric) / unit)
+        lengths = {len(values) for of_tasks in shares.values() for values in of_tasks}
+        if len(lengths) == 1 and len(shares[table.variants[0]]) == len(table.tasks):
+            row = [interquartile(np.stack(of_tasks, axis=1), args) for of_tasks in shares.values()]
+            lines.append(f"| all tasks | {title} | IQM [95 %] | {' | '.join(row)} |")
+    return lines
 
 
 def wall_time(runs: Sequence[Run]) -> str:
     """Minutes per stage, mean over seeds."""
-    stages = list(
-        dict.fromkeys(stage for run in runs for stage in run.summary.get("stage_seconds", {}))
-    )
-    lines = ["## Wall time, minutes", "", f"| task | method | {' | '.join(stages)} | all |"]
-    lines.append("|---|---" + "|---" * (len(stages) + 1) + "|")
+    stages = list(dict.fromkeys(s for run in runs for s in run.summary.get("stage_seconds", {})))
+    lines = ["## Wall time, minutes", "", f"| task | method | {' | '.join([*stages, 'all'])} |"]
+    lines.append("|---|---" + "|---:" * (len(stages) + 1) + "|")
     for env_id, variant in dict.fromkeys((run.env_id, run.variant) for run in runs):
-        chosen = [run for run in runs if (run.env_id, run.variant) == (env_id, variant)]
-        cells = []
-        for stage in stages:
-            seconds = [run.summary.get("stage_seconds", {}).get(stage) for run in chosen]
-            known = [value for value in seconds if value is not None]
-            cells.append(f"{np.mean(known) / 60:.1f}" if known else "–")
-        total = np.mean([run.summary["wall_seconds"] for run in chosen]) / 60
-        title = VARIANTS[variant].title
-        lines.append(f"| {env_id} | {title} | {' | '.join(cells)} | {total:.1f} |")
+        chosen = runs_of(runs, env_id, variant)
+        spent = [[run.summary.get("stage_seconds", {}).get(s) for run in chosen] for s in stages]
+        spent.append([run.summary["wall_seconds"] for run in chosen])
+        known = [[seconds for seconds in row if seconds is not None] for row in spent]
+        cells = [f"{np.mean(row) / 60:.2f}" if row else "–" for row in known]
+        lines.append(f"| {env_id} | {VARIANTS[variant].title} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """One row per run, every number of its summary."""
-    keys = list(
-        dict.fromkeys(k for r in runs for k, v in r.summary.items() if k != "stage_seconds")
-    )
+    """One row per run: every number of its summary, the seconds of each stage among them."""
+    rows = []
+    for run in runs:
+        stages = run.summary.get("stage_seconds", {})
+        row = {"env_id": run.env_id, "variant": run.variant, "seed": run.seed}
+        row |= {"true_limit": run.limit, **run.summary}
+        row.pop("stage_seconds", None)
+        rows.append(row | {f"{stage}_seconds": seconds for stage, seconds in stages.items()})
+    keys = list(dict.fromkeys(key for row in rows for key in row))
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["env_id", "variant", "seed", *keys])
-        for run in runs:
-            values = [run.summary.get(key) for key in keys]
-            cells = ["" if value is None else value for value in values]
-            writer.writerow([run.env_id, run.variant, run.seed, *cells])
+        writer = csv.DictWriter(file, keys)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 # -- Figures ---------------------------------------------------------------------------------------
 
 
-def curves(env_id: str, variants: Sequence[str], runs: Sequence[Run]) -> Figure:
-    """Return, true cost and learned cost over env steps: mean and standard deviation over seeds."""
-    figure, axes = plt.subplots(len(CURVES), 1, figsize=(6, 8), sharex=True, layout="constrained")
-    limit = pbcrl_envs.cost_limit(env_id)
-    for axis, key in zip(axes, CURVES, strict=True):
-        for number, variant in enumerate(variants):
-            chosen = [r for r in runs if (r.env_id, r.variant) == (env_id, variant)]
-            lines = [[(row["env_steps"], row.get(key)) for row in run.rows] for run in chosen]
-            known = [[(x, y) for x, y in line if y is not None] for line in lines]
-            known = [line for line in known if line]
+def colors(table: Table) -> dict[str, str]:
+    """The methods in the paper's colors, whatever else a table has in others."""
+    rest = iter(OTHERS)
+    bases = {v: VARIANTS[v].without_limit or v for v in table.variants}
+    return {v: COLORS.get(base) or next(rest) for v, base in bases.items()}
+
+
+def at(steps: np.ndarray, run: Run, key: str) -> np.ndarray | None:
+    """A curve of a run, linear between its points; None if it has none."""
+    points = [(r["env_steps"], r[key]) for r in run.rows if r.get(key) is not None]
+    return np.interp(steps, *np.array(points).T) if points else None
+
+
+def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure:
+    """Return, true cost and learned cost over env steps: mean and standard deviation over seeds.
+
+    Limits are dashed. Learned costs of RLSF have an axis of their own, as their unit is another.
+    """
+    chosen = {variant: runs_of(runs, env_id, variant) for variant in table.variants}
+    present = [run for of_variant in chosen.values() for run in of_variant]
+    panels: list[tuple[str, str, list[Run]]] = [
+        ("return", "return", present),
+        ("true_cost", "true cost", present),
+        ("learned_cost", "learned cost", [run for run in present if not run.counts_states]),
+        ("learned_cost", "learned cost, RLSF", [run for run in present if run.counts_states]),
+    ]
+    panels = [p for p in panels if any(at(np.zeros(1), run, p[0]) is not None for run in p[2])]
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(7, 0.6 + 2.2 * len(panels)),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis, (key, title, shown) in zip(axes[:, 0], panels, strict=True):
+        for variant, color in colors(table).items():
+            lines = [run for run in chosen[variant] if run in shown and run.rows]
+            if not lines:
+                continue
+            steps = np.linspace(0, min(run.rows[-1]["env_steps"] for run in lines), 101)[1:]
+            known = [y for y in (at(steps, run, key) for run in lines) if y is not None]
             if not known:
                 continue
-            steps = np.linspace(0, min(line[-1][0] for line in known), 101)[1:]
-            values = np.array([np.interp(steps, *np.array(line).T) for line in known])
-            mean, std = values.mean(axis=0), values.std(axis=0)
-            color = f"C{number}"
-            axis.plot(steps, mean, color=color, label=VARIANTS[variant].title)
-            axis.fill_between(steps, mean - std, mean + std, color=color, alpha=0.2, linewidth=0)
-        if key == "true_cost" and limit is not None:
+            mean, std = np.mean(known, axis=0), np.std(known, axis=0, ddof=len(known) > 1)
+            axis.plot(steps, mean, color=color, linewidth=1.5, label=table.head(variant))
+            axis.fill_between(steps, mean - std, mean + std, color=color, alpha=0.15, linewidth=0)
+        limits = {run.limit if key == "true_cost" else run.learned_limit for run in shown}
+        for limit in limits - {None} if key != "return" else ():
             axis.axhline(limit, color="black", linestyle="--", linewidth=1)
-        if key == "learned_cost":
-            axis.axhline(0.0, color="black", linestyle="--", linewidth=1)
-        axis.set_ylabel(METRICS[key])
-    axes[0].set_title(env_id)
-    axes[0].legend(fontsize="small")
-    axes[-1].set_xlabel("env steps")
+        axis.set_ylabel(title)
+        axis.grid(alpha=0.25)
+    axes[0, 0].set_title(env_id)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
+    axes[-1, 0].set_xlabel("env steps")
     return figure
 
 
-def distributions(env_id: str, variants: Sequence[str], runs: Sequence[Run]) -> Figure | None:
-    """Densities of the true and the learned costs of the test episodes, in units of the true sd.
+def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
+    """Densities of true and learned costs of the test episodes of all seeds.
 
     Learned costs are moved and scaled so that the learned limit lies on d and their spread is that
-    of the true costs, as by the scaled W2. A solid line is the mean, the dashed one the limit.
+    of the true ones, as by the scaled W2. A solid line is the mean, the dashed one the limit.
     """
-    limit = pbcrl_envs.cost_limit(env_id)
-    panels: list[tuple[str, np.ndarray]] = []
-    for variant in variants:
-        chosen = [r for r in runs if (r.env_id, r.variant) == (env_id, variant)]
-        parts = [test_costs(run) for run in chosen]
-        parts = [part for part in parts if part is not None]
-        if not parts or limit is None:
+    panels: list[tuple[str, str, np.ndarray]] = []
+    limit = limit_of([run for v in table.variants for run in runs_of(runs, env_id, v)])
+    for variant, color in colors(table).items():
+        scaled, true = list[np.ndarray](), list[np.ndarray]()
+        for run in runs_of(runs, env_id, variant):
+            if run.test_costs is None or limit is None or run.learned_limit is None:
+                continue
+            cost, learned = run.test_costs.T
+            if cost.std() > 0 and learned.std() > 0:
+                true.append(cost)
+                scaled.append(limit + cost.std() / learned.std() * (learned - run.learned_limit))
+        if not scaled:
             continue
-        true = np.concatenate([part[0] for part in parts])
         if not panels:
-            panels.append(("true cost", true))
-        scaled = [
-            limit + t.std() / learned.std() * (learned - learned_limit)
-            for t, learned, learned_limit in parts
-            if learned.std() > 0
-        ]
-        if scaled:
-            panels.append((VARIANTS[variant].title, np.concatenate(scaled)))
-    panels = [(title, costs) for title, costs in panels if len(costs) > 2 and costs.std() > 0]
-    if len(panels) < 2:
+            panels.append(("true cost", "black", np.concatenate(true)))
+        panels.append((f"{table.head(variant)}, learned", color, np.concatenate(scaled)))
+    if not panels:
         return None
     figure, axes = plt.subplots(
-        len(panels), 1, figsize=(6, 1.8 * len(panels)), sharex=True, layout="constrained"
+        len(panels), 1, figsize=(7, 0.6 + 1.5 * len(panels)), sharex=True, layout="constrained"
     )
-    low = min(np.quantile(costs, 0.005) for _, costs in panels)
-    high = max(np.quantile(costs, 0.995) for _, costs in panels)
-    grid = np.linspace(low, high, 400)
-    for number, (axis, (title, costs)) in enumerate(zip(axes, panels, strict=True)):
+    low = min(np.quantile(costs, 0.01) for _, _, costs in panels)
+    high = max(np.quantile(costs, 0.99) for _, _, costs in panels)
+    grid = np.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), 500)
+    for axis, (title, color, costs) in zip(axes, panels, strict=True):
         density = stats.gaussian_kde(costs)(grid)
-        axis.fill_between(grid, density, color=f"C{number}", alpha=0.4, linewidth=0)
-        axis.axvline(costs.mean(), color=f"C{number}")
+        axis.fill_between(grid, density, color=color, alpha=0.3, linewidth=0)
+        axis.plot(grid, density, color=color, linewidth=1)
+        axis.axvline(costs.mean(), color=color, linewidth=1.5)
         axis.axvline(limit, color="black", linestyle="--", linewidth=1)
-        axis.set_title(title, fontsize="small", loc="left")
+        axis.set_title(f"{title}: mean {short(costs.mean())}", fontsize="small", loc="left")
+        axis.set_ylim(bottom=0)
         axis.set_yticks([])
-    axes[-1].set_xlabel("episode cost; learned ones scaled to the true spread")
+    axes[0].set_title(env_id, loc="right", fontsize="medium")
+    axes[-1].set_xlabel(f"episode cost (learned ones scaled to it); dashed: limit {limit:g}")
     return figure
 
 
-def test_costs(run: Run) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """True and learned costs of a run's test episodes, (n,) each, and the learned limit."""
-    path = run.folder / "test_costs.csv"
-    if not path.exists():
-        return None
-    rows = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
-    return rows[:, 0], rows[:, 1], float(run.summary.get("learned_limit", 0.0))
-
-
-def bars(table: Table, runs: Sequence[Run], metric: str) -> Figure | None:
-    """A metric by task and variant: the mean over seeds, and every seed as a dot."""
-    tasks = [t for t in table.tasks if any(r.env_id == t for r in runs)]
-    if not tasks:
-        return None
+def bars(table: Table, runs: Sequence[Run]) -> Figure:
+    """Every metric of a table by task: the mean over seeds, and each seed as a dot."""
+    tasks = [t for t in table.tasks if any(runs_of(runs, t, v) for v in table.variants)]
+    rows = [
+        metric
+        for metric in table.metrics
+        if any(len(values_of(runs_of(runs, t, v), metric)) for t in tasks for v in table.variants)
+    ]
     figure, axes = plt.subplots(
-        1, len(tasks), figsize=(3.2 * len(tasks), 3.2), layout="constrained", squeeze=False
+        len(rows),
+        len(tasks),
+        figsize=(1.2 + 2.6 * len(tasks), 1.2 + 2.0 * len(rows)),
+        sharex=True,
+        squeeze=False,
+        layout="constrained",
     )
-    for axis, env_id in zip(axes[0], tasks, strict=True):
-        for number, variant in enumerate(table.variants):
-            values = values_of(runs, env_id, variant, metric)
+    for (row, metric), (column, env_id) in (
+        (row, column) for row in enumerate(rows) for column in enumerate(tasks)
+    ):
+        axis = axes[row, column]
+        for number, (variant, color) in enumerate(colors(table).items()):
+            values = values_of(runs_of(runs, env_id, variant), metric)
             if len(values):
-                axis.bar(number, values.mean(), color=f"C{number}", alpha=0.6)
+                axis.bar(number, values.mean(), color=color, alpha=0.6)
                 axis.plot([number] * len(values), values, "k.", markersize=4)
-        limit = pbcrl_envs.cost_limit(env_id)
+        limit = limit_of([run for v in table.variants for run in runs_of(runs, env_id, v)])
         if metric.startswith("true_cost") and limit is not None:
             axis.axhline(limit, color="black", linestyle="--", linewidth=1)
-        titles = [VARIANTS[variant].title for variant in table.variants]
-        axis.set_xticks(range(len(titles)), titles, rotation=45, ha="right", fontsize="x-small")
-        axis.set_title(env_id, fontsize="small")
-    axes[0][0].set_ylabel(METRICS[metric].replace("\\", ""))
+        heads = [table.head(variant) for variant in table.variants]
+        axis.set_xticks(range(len(heads)), heads, rotation=40, ha="right", fontsize="x-small")
+        axis.grid(axis="y", alpha=0.25)
+        if row == 0:
+            axis.set_title(env_id, fontsize="small")
+        if column == 0:
+            axis.set_ylabel(METRICS[metric])
     return figure
 
 
@@ -331,32 +437,33 @@ def save(figure: Figure | None, out: Path, name: str) -> str:
     return f"![{name}]({name}.png)\n"
 
 
+# -- The report ------------------------------------------------------------------------------------
+
+
 def main(args: Args) -> None:
     for name in args.tables:
         if name not in TABLES:
             raise SystemExit(f"error: --tables must be of {', '.join(TABLES)}, got {name!r}")
-    root = Path(args.runs_dir)
-    folders = {name: root / "smoke" if name == "smoke" else root for name in TABLES}
-    loaded = {folder: load(folder) for folder in set(folders.values())}
-    out = Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    parts, reported = ["# Report\n"], list[Run]()
+    root, out = Path(args.runs_dir), Path(args.out)
+    loaded = {folder: load(folder) for folder in (root, root / "smoke")}
+    parts, reported, drawn = ["# Report", NOTES], list[Run](), set[tuple[str, ...]]()
     for name, table in TABLES.items():
-        runs = [r for r in loaded[folders[name]] if r.env_id in table.tasks]
-        runs = [r for r in runs if r.variant in table.variants]
+        found = loaded[root / "smoke" if name == "smoke" else root]
+        wanted = {(t, made_as(t, v)) for t in table.tasks for v in table.variants}
+        runs = [run for run in found if (run.env_id, run.variant) in wanted]
         if (args.tables and name not in args.tables) or not runs:
             continue
+        out.mkdir(parents=True, exist_ok=True)
         reported += [run for run in runs if run not in reported]
         parts.append(markdown(name, table, runs, args))
-        parts.append(
-            save(bars(table, runs, table.metrics[-1]), out, f"{name}__{table.metrics[-1]}")
-        )
+        parts.append(save(bars(table, runs), out, f"{name}__bars"))
         for env_id in dict.fromkeys(run.env_id for run in runs):
-            parts.append(
-                save(curves(env_id, table.variants, runs), out, f"{name}__{env_id}__curves")
-            )
-            drawn = distributions(env_id, table.variants, runs)
-            parts.append(save(drawn, out, f"{name}__{env_id}__costs"))
+            if (env_id, *table.variants) in drawn:  # for a table before
+                continue
+            drawn.add((env_id, *table.variants))
+            prefix = f"{name}__{env_id}"
+            parts.append(save(curves(env_id, table, runs), out, f"{prefix}__curves"))
+            parts.append(save(distributions(env_id, table, runs), out, f"{prefix}__costs"))
     if not reported:
         raise SystemExit(
             f"error: {root} has no finished run to report on; run benchmark.py first, or name "
