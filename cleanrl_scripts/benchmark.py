@@ -187,10 +187,12 @@ def lock(root: Path) -> TextIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        file.seek(0)
+        with file:
+            file.seek(0)
+            owner = file.read()
         raise SystemExit(
-            f"error: one benchmark at a time works on a folder, but {root} is in use by "
-            f"{file.read().strip()}; wait for it, stop it, or use another --runs-dir"
+            f"error: one benchmark at a time works on a folder, but {root} is in use by {owner}; "
+            "wait for it, stop it, or use another --runs-dir"
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} of {os.uname().nodename}")

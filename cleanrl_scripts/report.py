@@ -299,7 +299,7 @@ def at(steps: np.ndarray, run: Run, key: str) -> np.ndarray | None:
     return np.interp(steps, *np.array(points).T) if points else None
 
 
-def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure:
+def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
     """Return, true cost and learned cost over env steps: mean and standard deviation over seeds.
 
     Limits are dashed. Learned costs of RLSF have an axis of their own, as their unit is another.
@@ -313,6 +313,8 @@ def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure:
         ("learned_cost", "learned cost, RLSF", [run for run in present if run.counts_states]),
     ]
     panels = [p for p in panels if any(at(np.zeros(1), run, p[0]) is not None for run in p[2])]
+    if not panels:
+        return None
     figure, axes = plt.subplots(
         len(panels),
         1,
@@ -389,7 +391,7 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
     return figure
 
 
-def bars(table: Table, runs: Sequence[Run]) -> Figure:
+def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
     """Every metric of a table by task: the mean over seeds, and each seed as a dot."""
     tasks = [t for t in table.tasks if any(runs_of(runs, t, v) for v in table.variants)]
     rows = [
@@ -397,6 +399,8 @@ def bars(table: Table, runs: Sequence[Run]) -> Figure:
         for metric in table.metrics
         if any(len(values_of(runs_of(runs, t, v), metric)) for t in tasks for v in table.variants)
     ]
+    if not rows:
+        return None
     figure, axes = plt.subplots(
         len(rows),
         len(tasks),
@@ -455,7 +459,7 @@ def main(args: Args) -> None:
             continue
         out.mkdir(parents=True, exist_ok=True)
         reported += [run for run in runs if run not in reported]
-        parts.append(markdown(name, table, runs, args))
+        parts.append(markdown(name, table, found, args))
         parts.append(save(bars(table, runs), out, f"{name}__bars"))
         for env_id in dict.fromkeys(run.env_id for run in runs):
             if (env_id, *table.variants) in drawn:  # for a table before

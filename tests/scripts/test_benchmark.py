@@ -1,0 +1,359 @@
+"""The grid of the paper's experiments: what it starts, skips, resumes and refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tyro
+
+from .conftest import SCRIPTS, load
+
+TOY, GOAL, PUSH = "PointHazards-v0", "SafetyPointGoal1-v0", "SafetyPointPush1-v0"
+MANY = 10_000_000
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    return load("benchmark")
+
+
+@pytest.fixture(scope="module")
+def presets():
+    return load("presets")
+
+
+def jobs(benchmark, *preset, **options):
+    return benchmark.jobs_of(benchmark.Args(preset, **{"seeds": 1, **options}))
+
+
+def every_job(benchmark, presets):
+    """One seed of every run of every preset."""
+    return [(name, job) for name in presets.TABLES for job in jobs(benchmark, name)]
+
+
+# -- The grid ------------------------------------------------------------------------------
+
+
+def test_every_command_of_every_preset_is_understood_by_its_script(benchmark, presets):
+    seen = set()
+    for name, job in every_job(benchmark, presets):
+        # The options without what differs by folder alone.
+        words = tuple(word for word in job.command[2:] if "/" not in word and "__" not in word)
+        if words in seen:
+            continue
+        seen.add(words)
+        args = tyro.cli(load(job.script.stem).Args, args=job.command[2:])
+        for flag, value in job.options.items():
+            assert getattr(args, flag.replace("-", "_")) == value, (name, flag)
+    assert len(seen) > 50
+
+
+def test_all_methods_of_a_table_may_buy_the_same_number_of_labels(benchmark, presets):
+    for name, job in every_job(benchmark, presets):
+        bought = [int(str(job.options.get(flag, 0))) for flag in presets.QUERIES]
+        budget = 60 if name == "smoke" else 20_000
+        assert sum(bought) == (0 if job.script.stem == "ppo_lag" else budget), job.name
+
+
+def test_a_run_comes_after_the_one_whose_episodes_it_learns_from(benchmark, presets):
+    for name in presets.TABLES:
+        listed = jobs(benchmark, name)
+        names = [job.name for job in listed]
+        assert len(names) == len(set(names))
+        for job in listed:
+            if job.needs is None:
+                assert "save-trajectories" in job.options
+            else:
+                source = listed[names.index(job.needs)]
+                assert source.options["save-trajectories"] == job.options["dataset"]
+                assert names.index(job.needs) < names.index(job.name)
+
+
+def test_a_run_that_two_tables_need_is_made_once(benchmark):
+    both = [job.name for job in jobs(benchmark, "results", "navigation", "w2")]
+    assert both == [job.name for job in jobs(benchmark, "results")]
+    assert len(both) == 6 * 4
+
+
+def test_a_uniform_limit_is_the_tasks_own_on_goal_and_another_run_elsewhere(benchmark):
+    listed = {job.name: job for job in jobs(benchmark, "uniform", tasks=(GOAL, PUSH))}
+    assert f"{GOAL}__pbcrl__0" in listed
+    uniform = listed[f"{PUSH}__pbcrl_uniform__0"]
+    assert uniform.options["cost-limit"] == 20
+    # Its episodes come from the oracle of the same limit.
+    assert uniform.needs == f"{PUSH}__ppo_lag_uniform__0"
+    assert listed[uniform.needs].options["cost-limit"] == 20
+
+
+def test_the_ablations_differ_from_pbcrl_as_the_paper_says(benchmark):
+    def changed(table, variant, task=GOAL):
+        found = {job.name: job.options for job in jobs(benchmark, table, tasks=(task,))}
+        base = found[f"{task}__pbcrl__0"]
+        other = found[f"{task}__{variant}__0"]
+        return {k: v for k, v in other.items() if base.get(k) != v and k != "run-name"}
+
+    assert changed("dead_zone", "dead_zone_0.1") == {"dead-zone": 0.1}
+    assert changed("snr", "snr_1e-05") == {"snr-weight": 1e-5}
+    assert changed("noise", "pbcrl_noise_30") == {"preference-noise": 0.3}
+    plain = {"dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
+    assert changed("offsets", "ppo_bt_limit_10") == {**plain, "cost-limit": 10}
+    offline = {"offline-queries": 20_000, "online-queries": 0}
+    assert changed("two_stage", "pbcrl_offline") == offline
+
+
+def test_unknown_names_are_refused_with_those_that_exist(benchmark):
+    with pytest.raises(SystemExit, match=r"--preset must be of results, .*, got 'result'"):
+        jobs(benchmark, "result")
+    with pytest.raises(SystemExit, match=r"--variants must be of ppo_lag, .*, got 'ppo'"):
+        jobs(benchmark, "results", variants=("ppo",))
+    with pytest.raises(SystemExit, match=f"--tasks must be of {GOAL}, {PUSH}, .*, got '{TOY}'"):
+        jobs(benchmark, "w2", tasks=(TOY,))
+    with pytest.raises(SystemExit, match="--variants leave nothing of w2, which has pbcrl, rlsf"):
+        jobs(benchmark, "w2", variants=("ppo_lag",))
+
+
+# -- What is known of a run ------------------------------------------------------------------
+
+
+def test_a_folder_of_other_settings_is_refused_and_they_are_named(benchmark, tmp_path):
+    (job, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path / "a"))
+    benchmark.claim(job)
+    benchmark.claim(job)
+    (other, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path / "a"), total_timesteps=7)
+    with pytest.raises(SystemExit, match=r"total-timesteps \(1000000 there, 7 now\); repeat"):
+        benchmark.claim(other)
+    # A folder that was moved is the same.
+    (tmp_path / "a").rename(tmp_path / "b")
+    (moved, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path / "b"))
+    benchmark.claim(moved)
+
+
+def test_two_benchmarks_on_one_folder_are_refused(benchmark, tmp_path):
+    with (
+        benchmark.lock(tmp_path),
+        pytest.raises(SystemExit, match=rf"in use by process {os.getpid()} of .*wait for it"),
+    ):
+        benchmark.lock(tmp_path)
+    benchmark.lock(tmp_path).close()
+
+
+def test_rates_are_those_of_the_newest_lines_and_half_a_line_is_not_read(benchmark, tmp_path):
+    assert benchmark.recent_rows(tmp_path) == []
+    lines = [{"env_steps": 100 * i, "wall_seconds": 5.0 + 2.0 * i} for i in range(1, 4)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"env_steps": 4')
+    assert benchmark.recent_rows(tmp_path) == lines
+    assert benchmark.rate_of(lines) == 50.0
+    assert benchmark.rate_of(lines[:1]) is None
+    long = {"env_steps": 900, "wall_seconds": 9.0, "filling": "x" * 9_000}
+    (tmp_path / "metrics.jsonl").write_text(text + 3 * (json.dumps(long) + "\n"))
+    assert benchmark.recent_rows(tmp_path) == [long]
+    assert benchmark.clock(3_725.9) == "1:02:05"
+
+
+def test_the_live_table_has_rates_and_the_time_left_of_each_run_and_of_all(benchmark, tmp_path):
+    listed = jobs(benchmark, "toy", runs_dir=str(tmp_path), variants=("pbcrl",))
+    first, second = listed
+    first.state, second.state = "running", "waiting"
+    first.folder.mkdir()
+    # 250,000 of 1,000,000 steps at 1,000 steps/s.
+    lines = [
+        {"env_steps": steps, "wall_seconds": steps / 1000, "true_cost": 4.321, "return": None}
+        for steps in (200_000, 250_000)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (first.folder / "metrics.jsonl").write_text(text)
+    console = benchmark.Console(width=120, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(benchmark.picture(listed))
+    shown = console.export_text()
+    assert "1 running, 1 waiting; about 0:29:10 left" in shown
+    assert f"{first.name}" in shown
+    assert second.name not in shown
+    cells = [cell.strip() for cell in shown.split("│")]
+    assert cells[cells.index(first.name) + 1 :][:5] == ["250,000", "1,000", "0:12:30", "", "4.32"]
+
+
+def test_what_a_run_died_of_is_the_error_of_its_last_attempt(benchmark, tmp_path):
+    (job, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path))
+    job.folder.mkdir()
+    assert benchmark.last_words(job) == ""
+    (job.folder / "log.txt").write_text("error: the first time\n(see)\n")
+    assert benchmark.last_words(job) == "error: the first time"
+    job.log_start = (job.folder / "log.txt").stat().st_size
+    with (job.folder / "log.txt").open("a") as log:
+        log.write("\r 10%|##  | 3/9\r 20%|###  | 4/9\n\n")
+    assert benchmark.last_words(job) == "20%|###  | 4/9"
+    assert benchmark.reason(-9) == "killed by SIGKILL"
+    assert benchmark.reason(0) == ""
+
+
+def test_a_child_dies_with_the_process_that_started_it(tmp_path):
+    if sys.platform != "linux":
+        pytest.skip("other systems have no such signal")
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(SCRIPTS)!r})
+from benchmark import open_child
+print(open_child(["sleep", "100"], {str(tmp_path / "log")!r}).pid, flush=True)
+time.sleep(100)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.kill()
+    wait_until(lambda: not alive(child))
+
+
+# -- Whole benchmarks on the toy ---------------------------------------------------------------
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=120.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+def command(runs_dir, *options):
+    script = str(SCRIPTS / "benchmark.py")
+    fixed = ["--preset", "smoke", "--seeds", "1", "--tasks", TOY, "--runs-dir", str(runs_dir)]
+    return [sys.executable, script, *fixed, *options]
+
+
+def finish(words):
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def failures(runs_dir):
+    path = runs_dir / "failures.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def steps_of(folder):
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    return [json.loads(line)["env_steps"] for line in lines]
+
+
+def runs_process(folder):
+    """The process that makes a run, found by its command line, if there is one."""
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if folder.name in words or str(folder) in words:
+            return int(entry.name)
+    return None
+
+
+@pytest.mark.slow
+def test_what_cannot_be_made_is_noted_with_its_reason_and_stops_what_needs_it(tmp_path):
+    # Somebody's file lies where the episodes shall go.
+    (tmp_path / "smoke" / "episodes").mkdir(parents=True)
+    (tmp_path / "smoke" / "episodes" / f"{TOY}__ppo_lag__0").write_text("mine")
+    status, said = finish(command(tmp_path, "--variants", "pbcrl", "rlsf"))
+    assert status == 1
+    first, second = failures(tmp_path)
+    assert (first["run"], first["attempt"]) == (f"smoke/{TOY}__ppo_lag__0", 1)
+    assert "exit status 1: error: a dataset is written to a new folder, but" in first["error"]
+    assert second["attempt"] == 2
+    assert "0 of 3 runs are done" in said
+    for variant in ("pbcrl", "rlsf"):
+        reason = f"it needs the episodes of smoke/{TOY}__ppo_lag__0"
+        assert f"impossible: smoke/{TOY}__{variant}__0: {reason}" in said
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on_with_them(tmp_path):
+    words = command(tmp_path, "--variants", "rlsf", "--total-timesteps", "200000")
+    folder = tmp_path / "smoke" / f"{TOY}__ppo_lag__0"
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(steps_of(folder)) > 25)
+        child = runs_process(folder)
+        status, said = finish(words)
+        assert status == 1
+        assert f"in use by process {process.pid}" in said
+        process.send_signal(signal.SIGINT)
+        assert "the same command goes on with them" in process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert not alive(child)
+    assert not (folder / "summary.json").exists()
+    status, said = finish(words)
+    assert status == 0, said
+    assert "2 runs, 0 done before" in said
+    assert not failures(tmp_path)
+    assert "going on after iteration" in (folder / "log.txt").read_text()
+    assert steps_of(folder) == list(range(2_000, 200_001, 2_000))
+    status, said = finish(words)
+    assert status == 0
+    assert "2 runs, 2 done before" in said
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_resumed_and_the_reason_kept(tmp_path):
+    words = command(tmp_path, "--variants", "rlsf", "--total-timesteps", "100000")
+    folder = tmp_path / "smoke" / f"{TOY}__ppo_lag__0"
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: len(steps_of(folder)) > 15)
+        os.kill(runs_process(folder), signal.SIGKILL)
+        said, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    (failure,) = failures(tmp_path)
+    assert failure["run"] == f"smoke/{TOY}__ppo_lag__0"
+    assert failure["error"].startswith("killed by SIGKILL")
+    assert "going on after iteration" in (folder / "log.txt").read_text()
+    assert steps_of(folder) == list(range(2_000, 100_001, 2_000))
+
+
+# -- Ray -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of a real Ray cluster on loopback, one processor each."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
+    cluster = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={**node, "include_dashboard": False}
+    )
+    cluster.second = cluster.add_node(**node)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.mark.slow
+# Ray leaves files and processes of its own to be closed by the garbage collector.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestWarning")
+def test_on_a_ray_cluster_a_node_that_dies_gives_its_run_to_another(cluster, tmp_path):
+    words = command(tmp_path, "--engine", "ray", "--ray-address", cluster.address)
+    words += ["--seeds", "2", "--variants", "rlsf", "--total-timesteps", "100000"]
+    folders = [tmp_path / "smoke" / f"{TOY}__ppo_lag__{seed}" for seed in range(2)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: all(len(steps_of(folder)) > 11 for folder in folders))
+        cluster.remove_node(cluster.second, allow_graceful=False)
+        said, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, said
+    (failure,) = failures(tmp_path)
+    (cut_off,) = [folder for folder in folders if failure["run"] == f"smoke/{folder.name}"]
+    assert "Error" in failure["error"]
+    assert "going on after iteration" in (cut_off / "log.txt").read_text()
+    assert steps_of(cut_off) == list(range(2_000, 100_001, 2_000))
+    assert len(list(tmp_path.glob("smoke/*/summary.json"))) == 4

@@ -1,0 +1,256 @@
+"""Run folders with known numbers, written here, and what the report makes of them."""
+
+import csv
+import itertools
+import json
+import re
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from scipy import stats
+
+from .conftest import load
+
+GOAL, PUSH, TOY = "SafetyPointGoal1-v0", "SafetyPointPush1-v0", "PointHazards-v0"
+
+# Of rliable's bootstrap, which names its generator by an older word.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def report():
+    module = load("report")
+    yield module
+    plt.close("all")
+
+
+def write_run(root, env_id, variant, seed, *, rows=(), test_costs=None, **summary):
+    """A finished run, as the scripts leave it."""
+    folder = root / f"{env_id}__{variant}__{seed}"
+    folder.mkdir(parents=True)
+    limit = {GOAL: 20.0, PUSH: 35.0, TOY: 5.0}[env_id]
+    summary = {
+        "return": 1.0,
+        "true_cost": limit,
+        "cost_limit": limit,
+        "wall_seconds": 60.0,
+    } | summary
+    summary["bias"] = abs(summary["true_cost"] - summary["cost_limit"])
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if test_costs is not None:
+        lines = ["true_cost,learned_cost", *(f"{true},{learned}" for true, learned in test_costs)]
+        (folder / "test_costs.csv").write_text("\n".join(lines) + "\n")
+
+
+def row(steps, **values):
+    return {"env_steps": steps, "episodes": 1, "return": None, "true_cost": None} | values
+
+
+def made(report, tmp_path, *tables):
+    folders = str(tmp_path / "runs"), str(tmp_path / "out")
+    report.main(report.Args(*folders, tuple(tables), bootstrap=50))
+    return (tmp_path / "out" / "report.md").read_text()
+
+
+def csv_rows(tmp_path):
+    with (tmp_path / "out" / "runs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def cells(text, task, metric, kind):
+    """The cells of one row of a table; its task stands in the first of the task's rows alone."""
+    now = ""
+    for line in text.splitlines():
+        found = [cell.strip() for cell in line.strip("|").split("|")]
+        now = found[0] or now
+        if now == task and found[1:3] == [metric, kind]:
+            return found[3:]
+    raise AssertionError(f"no row {task}, {metric}, {kind}")
+
+
+def lines_of(axis, style):
+    return [line for line in axis.get_lines() if line.get_linestyle() == style]
+
+
+def test_a_table_has_the_mean_and_the_sample_deviation_over_seeds_beside_the_paper(
+    report, tmp_path
+):
+    for seed, (reward, cost) in enumerate([(10.0, 18.0), (12.0, 24.0), (14.0, 21.0)]):
+        write_run(tmp_path / "runs", GOAL, "pbcrl", seed, **{"return": reward, "true_cost": cost})
+    write_run(tmp_path / "runs", GOAL, "rlsf", 0, **{"return": 123.4})
+    text = made(report, tmp_path, "results")
+    goal = f"{GOAL}, d = 20"
+    assert cells(text, goal, "return", "mean ± sd") == ["–", "12.0 ± 2.00", "123", "–"]
+    assert cells(text, goal, "cost", "mean ± sd") == ["–", "21.0 ± 3.00", "20.0", "–"]
+    assert cells(text, goal, "cost", "paper") == [
+        "20.70 ± 1.91",
+        "18.50 ± 2.03",
+        "8.20 ± 2.21",
+        "26.97 ± 2.62",
+    ]
+    assert "| task | | | PPO-Lag (oracle) | PbCRL | RLSF | PPO-BT |" in text
+    assert "Seeds: 0, 1, 2." in text
+    assert PUSH not in text
+
+
+def test_the_interquartile_mean_drops_the_best_and_the_worst_of_five_seeds(report):
+    scores = np.array([[7.0], [1.0], [100.0], [4.0], [-50.0]])
+    assert report.interquartile(scores, report.Args()).startswith("4.00 [")
+    assert report.interquartile(scores[:1], report.Args()) == "–"
+
+
+def test_the_bootstrap_interval_agrees_with_all_resamples_of_five_seeds(report):
+    seeds = np.array([3.0, 5.0, 6.0, 7.5, 11.0])
+    resamples = [stats.trim_mean(draw, 0.25) for draw in itertools.product(seeds, repeat=5)]
+    low, high = np.quantile(resamples, [0.025, 0.975])
+    text = report.interquartile(seeds[:, None], report.Args(bootstrap=5_000))
+    found = re.fullmatch(r"(.*) \[(.*), (.*)\]", text).groups()
+    assert float(found[0]) == pytest.approx((5 + 6 + 7.5) / 3, abs=0.01)
+    assert float(found[1]) == pytest.approx(low, abs=0.2)
+    assert float(found[2]) == pytest.approx(high, abs=0.2)
+
+
+def test_over_all_tasks_a_cost_is_a_share_of_its_limit_and_a_return_of_the_oracles(
+    report, tmp_path
+):
+    for seed in range(2):
+        for env_id, limit in ((GOAL, 20.0), (PUSH, 35.0)):
+            values = {"return": 8.0, "true_cost": 1.5 * limit}
+            write_run(tmp_path / "runs", env_id, "pbcrl", seed, **values)
+            write_run(tmp_path / "runs", env_id, "pbcrl_offline", seed, **{"return": 4.0})
+            write_run(tmp_path / "runs", env_id, "ppo_lag", seed, **{"return": 16.0})
+    text = made(report, tmp_path, "two_stage")
+    offline, both = "1.00 [1.00, 1.00]", "1.50 [1.50, 1.50]"
+    assert cells(text, "all tasks", "cost / d", "IQM [95 %]") == [offline, both]
+    # The runs of PPO-Lag are no column of this table, but they are what the others learn from.
+    found = cells(text, "all tasks", "return / PPO-Lag's", "IQM [95 %]")
+    assert found == ["0.25 [0.25, 0.25]", "0.50 [0.50, 0.50]"]
+
+
+def test_half_way_is_the_mean_of_the_episodes_around_half_of_the_steps(report, tmp_path):
+    rows = [
+        row(30, **{"return": 100.0, "true_cost": 100.0}),
+        row(45, **{"return": 1.0, "true_cost": 10.0, "episodes": 3}),
+        row(50),  # no episode ended
+        row(55, **{"return": 5.0, "true_cost": 20.0}),
+        row(100, **{"return": 100.0, "true_cost": 100.0}),
+    ]
+    write_run(tmp_path / "runs", GOAL, "pbcrl", 0, rows=rows, return_last_tenth=7.0)
+    text = made(report, tmp_path, "snr")
+    goal = f"{GOAL}, d = 20"
+    assert cells(text, goal, "return, mid", "mean ± sd") == ["–", "2.00", "–", "–"]
+    assert cells(text, goal, "cost, mid", "mean ± sd") == ["–", "12.5", "–", "–"]
+    assert cells(text, goal, "return, end", "mean ± sd") == ["–", "7.00", "–", "–"]
+    assert "| ζ = 0.01 | ζ = 0.001 | ζ = 1e-05 | ζ = 0 |" in text
+
+
+def test_stricter_labels_leave_the_true_limit_where_it_is(report, tmp_path):
+    write_run(tmp_path / "runs", GOAL, "ppo_bt_limit_15", 0, true_cost=23.0, cost_limit=15.0)
+    text = made(report, tmp_path, "offsets")
+    assert cells(text, f"{GOAL}, d = 20", "cost", "mean ± sd") == ["–", "–", "–", "23.0", "–"]
+    (found,) = csv_rows(tmp_path)
+    assert (found["true_limit"], found["cost_limit"], found["bias"]) == ("20.0", "15.0", "3.0")
+
+
+def test_a_uniform_limit_is_the_true_one_and_where_it_is_the_tasks_own_the_same_runs_serve(
+    report, tmp_path
+):
+    write_run(tmp_path / "runs", PUSH, "pbcrl_uniform", 0, true_cost=26.0, cost_limit=20)
+    write_run(tmp_path / "runs", GOAL, "pbcrl", 0, true_cost=21.0)
+    text = made(report, tmp_path, "uniform")
+    for task, cost in ((PUSH, "26.0"), (GOAL, "21.0")):
+        assert cells(text, f"{task}, d = 20", "cost", "mean ± sd") == ["–", cost, "–", "–"]
+
+
+def test_curves_have_the_mean_over_seeds_and_their_limits_dashed(report, tmp_path):
+    for seed in range(2):
+        rows = [
+            row(steps, true_cost=10.0 * seed, learned_cost=2.0 * seed, **{"return": 1.0})
+            for steps in (100, 200)
+        ]
+        write_run(tmp_path, PUSH, "pbcrl_uniform", seed, rows=rows, cost_limit=20.0)
+        write_run(tmp_path, PUSH, "rlsf_uniform", seed, rows=rows, cost_limit=20.0)
+    table = report.TABLES["uniform"]
+    axes = report.curves(PUSH, table, report.load(tmp_path)).axes
+    titles = ["return", "true cost", "learned cost", "learned cost, RLSF"]
+    assert [axis.get_ylabel() for axis in axes] == titles
+    dashed = [[line.get_ydata()[0] for line in lines_of(axis, "--")] for axis in axes]
+    assert dashed == [[], [20.0], [0.0], [20.0]]
+    shown, other = lines_of(axes[1], "-")
+    assert shown.get_xdata()[-1] == 200
+    assert set(shown.get_ydata()) == {5.0} == set(other.get_ydata())
+    assert shown.get_color() == "tab:blue"
+
+
+def test_learned_costs_are_drawn_so_that_their_limit_is_d_and_their_spread_the_true_one(
+    report, tmp_path
+):
+    logits = [(0, -2.0), (10, -1.0), (20, 0.0), (30, 1.0)]
+    counts = [(0, 16.0), (10, 18.0), (20, 20.0), (30, 22.0)]  # of RLSF, whose limit is d
+    write_run(tmp_path, GOAL, "pbcrl", 0, test_costs=logits, learned_limit=0.0)
+    write_run(tmp_path, GOAL, "rlsf", 0, test_costs=counts)
+    axes = report.distributions(GOAL, report.TABLES["w2"], report.load(tmp_path)).axes
+    assert len(axes) == 3
+    for axis in axes:
+        upright = {
+            line.get_linestyle(): line.get_xdata()[0]
+            for line in axis.get_lines()
+            if len(set(line.get_xdata())) == 1
+        }
+        assert upright == {"-": pytest.approx(15.0), "--": 20.0}
+
+
+def test_a_run_without_test_episodes_has_no_distribution(report, tmp_path):
+    write_run(tmp_path, GOAL, "ppo_lag", 0)
+    assert report.distributions(GOAL, report.TABLES["results"], report.load(tmp_path)) is None
+
+
+def test_every_figure_is_there_as_png_and_svg_and_in_the_report_once(report, tmp_path):
+    rows = [row(100, true_cost=3.0, **{"return": 1.0})]
+    for variant in ("ppo_lag", "pbcrl"):
+        costs = [(0, -2.0), (10, -1.0), (20, 1.0)]
+        write_run(tmp_path / "runs", GOAL, variant, 0, rows=rows, test_costs=costs)
+    text = made(report, tmp_path, "results", "navigation")
+    shown = re.findall(r"!\[.*?\]\((.*?)\.png\)", text)
+    assert len(shown) == len(set(shown)) == 4  # curves and distributions are those of `results`
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"report.md", "runs.csv"} | {
+        f"{n}.{s}" for n in shown for s in ("png", "svg")
+    }
+    for name in shown:
+        assert plt.imread(tmp_path / "out" / f"{name}.png").std() > 0.02  # not blank
+        assert "<svg" in (tmp_path / "out" / f"{name}.svg").read_text()
+
+
+def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tmp_path):
+    for seed, seconds in enumerate((30.0, 90.0)):
+        stages = {"pretrain": seconds, "train": 120.0}
+        write_run(
+            tmp_path / "runs", TOY, "pbcrl", seed, stage_seconds=stages, wall_seconds=seconds + 120
+        )
+    write_run(tmp_path / "runs", TOY, "ppo_lag", 0)
+    text = made(report, tmp_path, "toy")
+    found = [(r["variant"], r["seed"], r["pretrain_seconds"]) for r in csv_rows(tmp_path)]
+    assert found == [
+        ("pbcrl", "0", "30.0"),
+        ("pbcrl", "1", "90.0"),
+        ("ppo_lag", "0", ""),
+    ]
+    assert f"| {TOY} | PbCRL | 1.00 | 2.00 | 3.00 |" in text
+    assert f"| {TOY} | PPO-Lag (oracle) | – | – | 1.00 |" in text
+
+
+def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
+    write_run(tmp_path / "runs", TOY, "pbcrl", 0)
+    write_run(tmp_path / "runs", TOY, "pbcrl", 1)
+    (tmp_path / "runs" / f"{TOY}__pbcrl__1" / "summary.json").unlink()
+    assert "Seeds: 0." in made(report, tmp_path, "toy")
+
+
+def test_a_folder_without_finished_runs_and_an_unknown_table_are_refused(report, tmp_path):
+    with pytest.raises(SystemExit, match="has no finished run to report on"):
+        made(report, tmp_path)
+    with pytest.raises(SystemExit, match=r"--tables must be of results, .*got 'tabel'"):
+        made(report, tmp_path, "tabel")
