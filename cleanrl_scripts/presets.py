@@ -402,7 +402,7 @@ PRETRAINING: dict[str, dict[str, object]] = {
 QUERIES = "offline-queries", "online-queries", "queries"
 SMOKE_OPTIONS: dict[str, dict[str, object]] = {
     TOY: {"total-timesteps": 8_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
-    GOAL: {"total-timesteps": 24_000, "num-envs": 12, "num-steps": 1_000},
+    GOAL: {"total-timesteps": 12_000, "num-envs": 6, "num-steps": 1_000},
 }
 """Sizes of the smoke preset by task; the queries are these thousandths of the real ones."""
 SMOKE_QUERIES = 3
@@ -432,11 +432,11 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":
-        options |= {"hidden-sizes": (32, 32), "epochs": 2, "eval-episodes": 4}
+        options |= {"hidden-sizes": (32, 32), "epochs": 2, "eval-episodes": 2}
         options |= SMOKE_OPTIONS[env_id]
         for name in QUERIES:
             if name in options:
                 options[name] = int(str(options[name])) * SMOKE_QUERIES // 1000
         if row.script == "ppo_lag_pbcrl":
-            options |= {"pretrain-epochs": 3, "validate-every": 10}
+            options |= {"pretrain-epochs": 3, "validate-every": 10, "finetune-interval": 1}
     return options

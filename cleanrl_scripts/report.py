@@ -170,9 +170,8 @@ def values_of(runs: Sequence[Run], metric: str) -> np.ndarray:
 
 def short(number: float) -> str:
     """A number with three or four digits."""
-    if abs(number) >= 100:
-        return f"{number:.0f}"
-    return f"{number:.1f}" if abs(number) >= 10 else f"{number:.2f}"
+    digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2
+    return f"{round(number, digits) + 0.0:.{digits}f}"  # + 0.0: no -0.00
 
 
 def mean_and_std(values: np.ndarray) -> str:
@@ -328,7 +327,8 @@ def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
             lines = [run for run in chosen[variant] if run in shown and run.rows]
             if not lines:
                 continue
-            steps = np.linspace(0, min(run.rows[-1]["env_steps"] for run in lines), 101)[1:]
+            begin = max(run.rows[0]["env_steps"] for run in lines)
+            steps = np.linspace(begin, min(run.rows[-1]["env_steps"] for run in lines), 200)
             known = [y for y in (at(steps, run, key) for run in lines) if y is not None]
             if not known:
                 continue
@@ -392,11 +392,12 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
 
 
 def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
-    """Every metric of a table by task: the mean over seeds, and each seed as a dot."""
+    """Every metric by task, learned costs aside: the mean over seeds, and each seed as a dot."""
     tasks = [t for t in table.tasks if any(runs_of(runs, t, v) for v in table.variants)]
     rows = [
         metric
         for metric in table.metrics
+        if metric != "learned_cost"  # of several units, see `curves`
         if any(len(values_of(runs_of(runs, t, v), metric)) for t in tasks for v in table.variants)
     ]
     if not rows:
