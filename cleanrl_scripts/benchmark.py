@@ -152,7 +152,7 @@ def job_of(args: Args, table: str, env_id: str, variant: str, seed: int) -> Job:
         folder=folder,
         script=SCRIPTS / f"{VARIANTS[variant].script}.py",
         options=options,
-        needs=needs and str(needs.relative_to(root)),
+        needs=None if needs is None else str(needs.relative_to(root)),
     )
 
 

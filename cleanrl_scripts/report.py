@@ -27,10 +27,14 @@ import numpy as np
 import tyro
 from matplotlib.figure import Figure
 from presets import TABLES, VARIANTS, Table, made_as
-from rliable import library, metrics
 from scipy import stats
 
 import pbcrl_envs
+
+try:
+    from rliable import library, metrics
+except ImportError:  # it needs Python 3.11
+    library = metrics = None
 
 METRICS = {
     "return": "return",
@@ -185,7 +189,7 @@ def mean_and_std(values: np.ndarray) -> str:
 
 def interquartile(scores: np.ndarray, args: Args) -> str:
     """Interquartile mean over (seeds, tasks), and its 95 % interval over bootstrapped seeds."""
-    if len(scores) < 2:
+    if len(scores) < 2 or library is None:
         return "–"
     points, intervals = library.get_interval_estimates(
         {"": scores},
@@ -449,6 +453,8 @@ def main(args: Args) -> None:
     for name in args.tables:
         if name not in TABLES:
             raise SystemExit(f"error: --tables must be of {', '.join(TABLES)}, got {name!r}")
+    if library is None:
+        print("warning: no interquartile means, as rliable is not installed; it needs Python 3.11")
     root, out = Path(args.runs_dir), Path(args.out)
     loaded = {folder: load(folder) for folder in (root, root / "smoke")}
     parts, reported, drawn = ["# Report", NOTES], list[Run](), set[tuple[str, ...]]()

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import re
+from importlib.util import find_spec
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,6 +17,9 @@ GOAL, PUSH, TOY = "SafetyPointGoal1-v0", "SafetyPointPush1-v0", "PointHazards-v0
 
 # Of rliable's bootstrap, which names its generator by an older word.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+needs_rliable = pytest.mark.skipif(find_spec("rliable") is None, reason="it needs Python 3.11")
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +99,14 @@ def test_a_table_has_the_mean_and_the_sample_deviation_over_seeds_beside_the_pap
     assert PUSH not in text
 
 
+@needs_rliable
 def test_the_interquartile_mean_drops_the_best_and_the_worst_of_five_seeds(report):
     scores = np.array([[7.0], [1.0], [100.0], [4.0], [-50.0]])
     assert report.interquartile(scores, report.Args()).startswith("4.00 [")
     assert report.interquartile(scores[:1], report.Args()) == "–"
 
 
+@needs_rliable
 def test_the_bootstrap_interval_agrees_with_all_resamples_of_five_seeds(report):
     seeds = np.array([3.0, 5.0, 6.0, 7.5, 11.0])
     resamples = [stats.trim_mean(draw, 0.25) for draw in itertools.product(seeds, repeat=5)]
@@ -112,6 +118,7 @@ def test_the_bootstrap_interval_agrees_with_all_resamples_of_five_seeds(report):
     assert float(found[2]) == pytest.approx(high, abs=0.2)
 
 
+@needs_rliable
 def test_over_all_tasks_a_cost_is_a_share_of_its_limit_and_a_return_of_the_oracles(
     report, tmp_path
 ):
