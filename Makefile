@@ -4,10 +4,12 @@
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter.
 # `make parity` compares the robot tasks with the real Safety-Gymnasium, which has an environment of
 # its own; PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11.
+# `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 # `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
 PYTHON ?= python3
 ENV_ID ?= SafetyPointButton1-v0
 ARGS ?=
+PRESET ?= results
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -22,7 +24,7 @@ GYMNASIUMS := 0.28.1 1.1.0
 # With the oldest goes the oldest NumPy, where Python still has it.
 WITH_0.28.1 := "numpy==1.26.4; python_version < '3.13'"
 
-.PHONY: run test test-fast test-gymnasium lint parity bench toy queries driving pictures env parity-env clean
+.PHONY: run test test-fast test-gymnasium lint parity bench benchmark smoke toy queries driving pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -51,6 +53,15 @@ parity: env parity-env
 bench: env parity-env
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py
 	$(BIN)/python tests/benchmarks/bench_robotics.py --parity-python $(PARITY_BIN)/python
+
+benchmark: env
+	$(BIN)/python cleanrl_scripts/benchmark.py --preset $(PRESET) $(ARGS)
+	$(BIN)/python cleanrl_scripts/report.py
+
+smoke: env
+	rm -rf runs/smoke
+	$(BIN)/python cleanrl_scripts/benchmark.py --preset smoke --seeds 2 --runs-dir runs/smoke
+	$(BIN)/python cleanrl_scripts/report.py --runs-dir runs/smoke --out runs/smoke/report
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)

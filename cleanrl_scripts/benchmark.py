@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import logging
 import os
 import shlex
 import signal
@@ -290,14 +291,14 @@ class RayEngine:
         try:
             import ray
 
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
+            ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         except ImportError as error:
             raise SystemExit(f"error: --engine ray needs Ray ({error}); pip install ray") from error
         except ConnectionError as error:
             raise SystemExit(
                 f"error: no Ray cluster at --ray-address {address}; start one by `ray start --head`"
             ) from error
-        self._ray = ray
+        self._ray: Any = ray
         self._threads = threads
         # What died is started again here, where it is noted; Ray itself tries once.
         self._remote = ray.remote(num_cpus=threads, max_retries=0)(run_to_end)

@@ -116,9 +116,9 @@ class Run:
 
     @property
     def learned_limit(self) -> float | None:
-        """What its learned costs are held to."""
-        found: float | None = self.summary.get("learned_limit", 0.0)
-        return self.limit if self.counts_states else found
+        """What its learned costs are held to; d itself by RLSF."""
+        found: float | None = self.summary.get("learned_limit")
+        return found
 
 
 def load(folder: Path) -> list[Run]:

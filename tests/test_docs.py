@@ -11,6 +11,8 @@ import torch
 import pbcrl
 from pbcrl import cost_model_report
 
+from .scripts.conftest import load
+
 from .every_space import ACTION_SPACES, OBS_SPACES
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +175,8 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
-    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py", BENCHMARK)
+    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py", "benchmark.py", "report.py")
+    scripts = (*scripts, BENCHMARK)
     defaults = [item for script in scripts for item in arguments(script).items()]
     known = {name.replace("_", "-") for name, _ in defaults}
     known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default == "True"}
@@ -211,6 +214,19 @@ def test_both_ends_of_the_range_of_gymnasium_are_tested():
     assert versions_tested()[0] == oldest
     assert numbers(versions_tested()[-1])[0] == int(excluded) - 1
     assert "make test-gymnasium" in read(ROOT / ".ci" / "run").splitlines()
+
+
+def test_every_preset_is_in_the_table_with_the_number_of_its_runs():
+    table = rows(read(ROOT / "docs" / "benchmark.md"))
+    listed = {
+        name: int(count)
+        for cell, _, _, counts in (row for row in table if len(row) == 4)
+        for name, count in zip(names(cell), counts.split(", "), strict=True)
+    }
+    benchmark = load("benchmark")
+    presets = load("presets").TABLES
+    made = {name: benchmark.jobs_of(benchmark.Args((name,), seeds=1)) for name in presets}
+    assert listed == {name: len(jobs) for name, jobs in made.items()}
 
 
 # -- Code and links --------------------------------------------------------------------------

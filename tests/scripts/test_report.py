@@ -177,8 +177,9 @@ def test_curves_have_the_mean_over_seeds_and_their_limits_dashed(report, tmp_pat
             row(steps, true_cost=10.0 * seed, learned_cost=2.0 * seed, **{"return": 1.0})
             for steps in (100, 200)
         ]
-        write_run(tmp_path, PUSH, "pbcrl_uniform", seed, rows=rows, cost_limit=20.0)
-        write_run(tmp_path, PUSH, "rlsf_uniform", seed, rows=rows, cost_limit=20.0)
+        for variant, learned_limit in (("pbcrl_uniform", 0.0), ("rlsf_uniform", 20.0)):
+            limits = {"cost_limit": 20.0, "learned_limit": learned_limit}
+            write_run(tmp_path, PUSH, variant, seed, rows=rows, **limits)
     table = report.TABLES["uniform"]
     axes = report.curves(PUSH, table, report.load(tmp_path)).axes
     titles = ["return", "true cost", "learned cost", "learned cost, RLSF"]
@@ -197,7 +198,7 @@ def test_learned_costs_are_drawn_so_that_their_limit_is_d_and_their_spread_the_t
     logits = [(0, -2.0), (10, -1.0), (20, 0.0), (30, 1.0)]
     counts = [(0, 16.0), (10, 18.0), (20, 20.0), (30, 22.0)]  # of RLSF, whose limit is d
     write_run(tmp_path, GOAL, "pbcrl", 0, test_costs=logits, learned_limit=0.0)
-    write_run(tmp_path, GOAL, "rlsf", 0, test_costs=counts)
+    write_run(tmp_path, GOAL, "rlsf", 0, test_costs=counts, learned_limit=20.0)
     axes = report.distributions(GOAL, report.TABLES["w2"], report.load(tmp_path)).axes
     assert len(axes) == 3
     for axis in axes:
@@ -218,7 +219,9 @@ def test_every_figure_is_there_as_png_and_svg_and_in_the_report_once(report, tmp
     rows = [row(100, true_cost=3.0, **{"return": 1.0})]
     for variant in ("ppo_lag", "pbcrl"):
         costs = [(0, -2.0), (10, -1.0), (20, 1.0)]
-        write_run(tmp_path / "runs", GOAL, variant, 0, rows=rows, test_costs=costs)
+        write_run(
+            tmp_path / "runs", GOAL, variant, 0, rows=rows, test_costs=costs, learned_limit=0.0
+        )
     text = made(report, tmp_path, "results", "navigation")
     shown = re.findall(r"!\[.*?\]\((.*?)\.png\)", text)
     assert len(shown) == len(set(shown)) == 4  # curves and distributions are those of `results`
