@@ -11,9 +11,8 @@ import torch
 import pbcrl
 from pbcrl import cost_model_report
 
-from .scripts.conftest import load
-
 from .every_space import ACTION_SPACES, OBS_SPACES
+from .scripts.conftest import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
