@@ -568,6 +568,8 @@ def train(args: Args) -> Path:
             "stage_seconds": run.stage_seconds,
             "steps_per_second": env_steps / train_seconds,
         }
+        if writer:
+            writer.close()  # first: a run with a summary is finished
         run.finish(summary)
     envs.close()
     return run.folder

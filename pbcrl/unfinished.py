@@ -185,7 +185,7 @@ class UnfinishedRows:
         if not self._journal.entries:
             return
         self.about, *entries = self._journal.entries
-        kept: dict[int, Row] = {}
+        places: dict[int, int] = {}  # in the reservoir, by row
         for number, entry in enumerate(entries, start=3):
             try:
                 replaces = entry.pop("replaces", None)
@@ -195,14 +195,17 @@ class UnfinishedRows:
                 if not (sound and 0 <= row.row < number and 0 <= row.episode < 2**62):
                     raise ValueError(f"a row that cannot be: {row}")
                 self.seen = max(self.seen, row.episode + 1)
-                if "row" in entry:
-                    kept[row.row] = row
-                    kept.pop(replaces, None)
+                if "row" not in entry:
+                    continue
+                # A replacement stands where the trajectory stood that it replaces, as the next
+                # draw goes by places.
+                place = places.pop(row.row if replaces is None else replaces, len(self.kept))
+                self.kept[place : place + 1] = [row]
+                places[row.row] = place
             except (KeyError, TypeError, ValueError) as error:
                 raise corrupt(self._journal.path, f"line {number}: {error!r}") from error
-        self.kept = list(kept.values())
-        used = max(kept, default=-1) + 1
-        self._free = sorted(set(range(used)) - set(kept), reverse=True)
+        used = max(places, default=-1) + 1
+        self._free = sorted(set(range(used)) - set(places), reverse=True)
         self._written = [0] * used
 
     def _data_crc32(self, row: Row, arrays: StepArrays) -> int:

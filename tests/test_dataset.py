@@ -316,10 +316,10 @@ def killed_run(path: Path, *, n_episodes: int, **changes: object) -> Path:
 
 @pytest.mark.parametrize("n_episodes", [1, 4, 30])
 def test_what_a_killed_run_collected_can_be_finished_and_opened(tmp_path, n_episodes):
-    """The same sample as that of a run which ended well, in any order."""
+    """The same sample as that of a run which ended well."""
     ended = TrajectoryDataset(dataset(tmp_path / "ended", n_episodes=n_episodes))
     loaded = TrajectoryDataset.recover(killed_run(tmp_path / "killed", n_episodes=n_episodes))
-    assert sorted(loaded.episodes) == sorted(ended.episodes)
+    assert loaded.episodes.tolist() == ended.episodes.tolist()
     assert loaded.seen == ended.seen == n_episodes
     for number, trajectory in zip(loaded.episodes, loaded, strict=True):
         assert_is_episode(trajectory, int(number))
@@ -357,6 +357,21 @@ def test_a_resumed_run_goes_on_where_it_was_killed(tmp_path, first):
         assert_is_episode(trajectory, int(number))
     steps = np.load(path / "obs.npy")
     assert not steps[np.arange(5) >= loaded.lengths[:, None]].any()
+
+
+def test_with_its_generator_a_resumed_run_draws_the_sample_of_one_that_was_never_killed(tmp_path):
+    found = []
+    for stops in [(), (3,), (9, 10, 31)]:
+        path, rng = tmp_path / str(len(stops)), np.random.default_rng(3)
+        out = writer(path, rng=rng)
+        for number in range(60):
+            if number in stops:
+                out._rows.close()  # the system does this
+                out = writer(path, rng=rng, resume=True)
+            out.add(episode(number, length=1 + number % 5))
+        out.close()
+        found.append(TrajectoryDataset(path).episodes.tolist())
+    assert found[1] == found[2] == found[0]
 
 
 def test_resuming_where_nothing_was_left_starts_afresh(tmp_path):
