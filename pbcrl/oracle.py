@@ -168,6 +168,15 @@ class _AnswersAtOnce(ABC):
         answers, self._answers = self._answers, {}
         return answers
 
+    def state_dict(self) -> dict[str, Any]:
+        """What has been asked and what is still to be collected, as plain numbers and lists."""
+        return {"queries_used": self._queries_used, "answers": _plain(self._answers)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._queries_used = state["queries_used"]
+        self._answers = _labels(state["answers"])
+
     @abstractmethod
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order, and count them; or raise, and answer and count none."""
@@ -227,14 +236,13 @@ class SyntheticOracle(_AnswersAtOnce):
         return [self._answer(query, *both) for query, both in zip(queries, costs, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been asked and what is still to be collected, as plain numbers and lists."""
+        """What has been asked, what is still to be collected, and the stream of chance."""
         rng = None if self._rng is None else self._rng.bit_generator.state
-        return {"queries_used": self._queries_used, "rng": rng, "answers": _plain(self._answers)}
+        return super().state_dict() | {"rng": rng}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken: with the same queries come the same answers."""
-        self._queries_used = state["queries_used"]
-        self._answers = _labels(state["answers"])
+        super().load_state_dict(state)
         if self._rng is not None:
             self._rng.bit_generator.state = state["rng"]
 
@@ -301,15 +309,6 @@ class ReplayOracle(_AnswersAtOnce):
             )
         self._queries_used = stop
         return self._labels[start:stop]
-
-    def state_dict(self) -> dict[str, Any]:
-        """How many labels have been given, and what is still to be collected."""
-        return {"queries_used": self._queries_used, "answers": _plain(self._answers)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken, with the same recorded labels."""
-        self._queries_used = state["queries_used"]
-        self._answers = _labels(state["answers"])
 
 
 @final

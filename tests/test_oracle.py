@@ -346,3 +346,34 @@ def test_a_replay_keeps_its_labels_when_the_given_list_changes():
     oracle = ReplayOracle(recorded)
     recorded.clear()
     assert oracle.label([query(1, 2)]) == [Label(1, 1, 0)]
+
+
+# -- Going on --------------------------------------------------------------------------------
+
+
+def noisy_and_late():
+    teacher = Teacher(preference_noise=0.3, safety_noise=0.3)
+    return DelayedOracle(SyntheticOracle(5, teacher=teacher, budget=60, rng=rng(1)), rounds=2)
+
+
+def recorded_and_late():
+    labels = [Label(float(i % 2), 1.0, float(i % 3 == 0)) for i in range(60)]
+    return DelayedOracle(ReplayOracle(labels), rounds=2)
+
+
+@pytest.mark.parametrize("make", [noisy_and_late, recorded_and_late])
+def test_an_oracle_goes_on_where_another_was_with_answers_under_way(make):
+    def ask(oracle, rounds):
+        found = []
+        for i in rounds:
+            oracle.submit([query(i, 7)] * 3)
+            found.append(oracle.collect())
+        return found
+
+    whole, before, after = make(), make(), make()
+    expected = ask(whole, range(12))
+    found = ask(before, range(5))
+    after.load_state_dict(before.state_dict())
+    found += ask(after, range(5, 12))
+    assert found == expected
+    assert after.queries_used == whole.queries_used == 36
