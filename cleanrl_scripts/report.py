@@ -258,12 +258,18 @@ def over_tasks(table: Table, runs: Sequence[Run], args: Args) -> list[str]:
 def wall_time(runs: Sequence[Run]) -> str:
     """Minutes per stage, mean over seeds."""
     stages = list(dict.fromkeys(s for run in runs for s in run.summary.get("stage_seconds", {})))
-    lines = ["## Wall time, minutes", "", f"| task | method | {' | '.join([*stages, 'all'])} |"]
-    lines.append("|---|---" + "|---:" * (len(stages) + 1) + "|")
+    lines = [
+        "## Wall time, minutes",
+        "",
+        f"| task | method | {' | '.join([*stages, 'other', 'all'])} |",
+    ]
+    lines.append("|---|---" + "|---:" * (len(stages) + 2) + "|")
     for env_id, variant in dict.fromkeys((run.env_id, run.variant) for run in runs):
         chosen = runs_of(runs, env_id, variant)
         spent = [[run.summary.get("stage_seconds", {}).get(s) for run in chosen] for s in stages]
-        spent.append([run.summary["wall_seconds"] for run in chosen])
+        whole = [run.summary["wall_seconds"] for run in chosen]
+        in_stages = [sum(run.summary.get("stage_seconds", {}).values()) for run in chosen]
+        spent += [[a - b for a, b in zip(whole, in_stages, strict=True)], whole]
         known = [[seconds for seconds in row if seconds is not None] for row in spent]
         cells = [f"{np.mean(row) / 60:.2f}" if row else "–" for row in known]
         lines.append(f"| {env_id} | {VARIANTS[variant].title} | {' | '.join(cells)} |")

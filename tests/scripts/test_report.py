@@ -238,7 +238,7 @@ def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tm
     for seed, seconds in enumerate((30.0, 90.0)):
         stages = {"pretrain": seconds, "train": 120.0}
         write_run(
-            tmp_path / "runs", TOY, "pbcrl", seed, stage_seconds=stages, wall_seconds=seconds + 120
+            tmp_path / "runs", TOY, "pbcrl", seed, stage_seconds=stages, wall_seconds=seconds + 132
         )
     write_run(tmp_path / "runs", TOY, "ppo_lag", 0)
     text = made(report, tmp_path, "toy")
@@ -248,8 +248,8 @@ def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tm
         ("pbcrl", "1", "90.0"),
         ("ppo_lag", "0", ""),
     ]
-    assert f"| {TOY} | PbCRL | 1.00 | 2.00 | 3.00 |" in text
-    assert f"| {TOY} | PPO-Lag (oracle) | – | – | 1.00 |" in text
+    assert f"| {TOY} | PbCRL | 1.00 | 2.00 | 0.20 | 3.20 |" in text
+    assert f"| {TOY} | PPO-Lag (oracle) | – | – | 1.00 | 1.00 |" in text
 
 
 def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
