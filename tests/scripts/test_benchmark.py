@@ -329,7 +329,7 @@ def test_a_run_that_is_killed_is_resumed_and_the_reason_kept(tmp_path):
 CLUSTER = """
 from ray.cluster_utils import Cluster
 
-node = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "node_ip_address": "127.0.0.1"}
+node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 second = cluster.add_node(**node)
 print("address", cluster.address, flush=True)
@@ -342,7 +342,7 @@ cluster.shutdown()
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Two nodes of a real Ray cluster on loopback, one processor each; a line kills the second."""
+    """Two nodes of a real Ray cluster here, one processor each; a line kills the second."""
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
