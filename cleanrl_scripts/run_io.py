@@ -183,7 +183,9 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"script": script, **dataclasses.asdict(args)}, indent=2)
             if args.resume is None:
-                (self.folder / "args.json").write_text(text + "\n")
+                draft = self.folder / "args.json.draft"
+                draft.write_text(text + "\n")
+                draft.replace(self.folder / "args.json")  # whole or not at all: a kill may come
             self._metrics = (self.folder / "metrics.jsonl").open("a")
         except OSError as error:
             raise StorageError(
