@@ -7,11 +7,12 @@ cannot change a simulation.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import mujoco
@@ -187,8 +188,7 @@ class _Sheet:
         self._gl.make_current()
         self._canvas = _Canvas(model, mujoco.mjtFramebuffer.mjFB_OFFSCREEN)
         self._camera = mujoco.MjvCamera()
-        # At exit too, before the modules that freeing needs are gone.
-        self.close = weakref.finalize(self, _free_sheet, self._gl, self._canvas.context)
+        self.close = _finalize(self, _free_sheet, self._gl, self._canvas.context)
 
     def draw(self, data: mujoco.MjData, camera: Camera, marks: Sequence[Mark]) -> Image:
         self._gl.make_current()
@@ -197,6 +197,18 @@ class _Sheet:
         image = np.empty((self._rect.height, self._rect.width, 3), dtype=np.uint8)
         mujoco.mjr_readPixels(image, None, self._rect, self._canvas.context)
         return np.ascontiguousarray(image[::-1])  # OpenGL begins at the bottom
+
+
+def _finalize(owner: object, free: Callable[..., None], *args: Any) -> weakref.finalize[..., Any]:
+    """Free what `owner` holds when it is gone, and at exit before the libraries that freeing needs.
+
+    `weakref` would see to the exit too, but in the place of the process's first finalizer, of
+    whatever package, which may be after EGL has closed its display.
+    """
+    close = weakref.finalize(owner, free, *args)
+    close.atexit = False
+    atexit.register(close)  # the last registered is the first called; a second call does nothing
+    return close
 
 
 def _free_sheet(gl: GLContext, context: mujoco.MjrContext) -> None:
@@ -225,7 +237,7 @@ class _Window:
         glfw.make_context_current(window)
         glfw.swap_interval(0)  # time is kept here, not by the screen
         self._canvas = _Canvas(model, mujoco.mjtFramebuffer.mjFB_WINDOW)
-        self.close = weakref.finalize(self, _free_window, glfw, window, self._canvas.context)
+        self.close = _finalize(self, _free_window, glfw, window, self._canvas.context)
         self._camera = mujoco.MjvCamera()
         self._cursor = (0.0, 0.0)
         self._azimuth, self._elevation, self._zoom = 0.0, 0.0, 1.0  # added by the mouse
