@@ -12,7 +12,6 @@ import pbcrl
 from pbcrl import cost_model_report
 
 from .every_space import ACTION_SPACES, OBS_SPACES
-from .scripts.conftest import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -222,6 +221,9 @@ def test_every_preset_is_in_the_table_with_the_number_of_its_runs():
         for cell, _, _, counts in (row for row in table if len(row) == 4)
         for name, count in zip(names(cell), counts.split(", "), strict=True)
     }
+    pytest.importorskip("gymnasium", "1.1", reason="the scripts need vector envs of Gymnasium 1.1")
+    from .scripts.conftest import load
+
     benchmark = load("benchmark")
     presets = load("presets").TABLES
     made = {name: benchmark.jobs_of(benchmark.Args((name,), seeds=1)) for name in presets}

@@ -7,7 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pbcrl import CostModel, epic_distance, errors
-from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
+
+# Those of the toy, which older versions of Gymnasium do not have.
+HAZARDS = np.array([(x, y) for x in (-0.45, 0.45) for y in (-0.45, 0.45)])
+HAZARD_RADIUS = 0.25
 
 law = settings(derandomize=True, deadline=None, max_examples=20)
 seeds = st.integers(0, 1000)
