@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 import tyro
-from presets import TABLES, VARIANTS, made_as, options_of
+from presets import TABLES, VARIANTS, command_of, made_as, options_of
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -92,11 +92,7 @@ class Job:
     @property
     def command(self) -> list[str]:
         """To begin it."""
-        words = [sys.executable, str(self.script)]
-        for name, value in self.options.items():
-            values = value if isinstance(value, tuple) else (value,)
-            words += [f"--{name}", *map(str, values)]
-        return words
+        return command_of(self.script.stem, self.options)
 
     @property
     def resuming(self) -> list[str]:

@@ -1,8 +1,8 @@
 """The driving tasks: speed of the arrays against highway-env, and what PPO-Lag makes of them.
 
 `make driving` prints the speeds, measured in turns, then one row per task, method and seed. Every
-run is a plain call of a script, with the settings at the top of this file: any row can be repeated
-alone.
+run is a plain call of a script, with the settings of `cleanrl_scripts/presets.py`: any row can be
+repeated alone.
 """
 
 from __future__ import annotations
@@ -23,25 +23,11 @@ import tyro
 
 import pbcrl_envs
 
-SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
-TASKS = "DrivingBlockedRoad-v0", "DrivingLaneChange-v0"
-LEARNING = {
-    "total-timesteps": 2_000_000,
-    "num-envs": 100,
-    "num-steps": 100,
-    "minibatch-size": 2_000,
-    "hidden-sizes": (64, 64),
-    "lr": 1e-3,
-    "lr-decay": 0.9,  # or the last iterate is left to chance
-    "target-kl": 0.01,
-    "bound-coef": 0.1,
-    "initial-log-std": -1.0,
-    "multiplier-initial": 0.01,
-    # The limit means not one bad step: the price of one must soon outweigh all haste.
-    "multiplier-lr": 0.5,
-    "torch-threads": 1,
-}
-"""Of both methods on both tasks."""
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
+
+from presets import BLOCK, DRIVING, LANE, command_of
+
+TASKS = BLOCK, LANE
 METHODS: dict[str, dict[str, object]] = {"ppo_lag": {}, "ppo": {"cost-limit": "inf"}}
 
 
@@ -104,14 +90,6 @@ def measure_speed(args: Args) -> None:
         )
 
 
-def command_of(script: str, options: dict[str, object]) -> list[str]:
-    command = [sys.executable, str(SCRIPTS / f"{script}.py")]
-    for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
-        command += [f"--{name}", *map(str, values)]
-    return command
-
-
 def run(args: Args, env_id: str, method: str, seed: int) -> dict[str, float]:
     name = f"{env_id}__{method}__{seed}"
     folder = Path(args.runs_dir) / name
@@ -119,12 +97,13 @@ def run(args: Args, env_id: str, method: str, seed: int) -> dict[str, float]:
     if not summary.exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
+            **DRIVING,
             "env-id": env_id,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
+            "torch-threads": 1,
             "runs-dir": args.runs_dir,
             "run-name": name,
-            **LEARNING,
             **METHODS[method],
         }
         command = command_of("ppo_lag", options)
@@ -141,7 +120,7 @@ def main(args: Args) -> None:
         return
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     settings = Path(args.runs_dir) / "settings.json"
-    now = json.dumps([LEARNING, METHODS, args.eval_episodes], sort_keys=True)
+    now = json.dumps([DRIVING, METHODS, args.eval_episodes], sort_keys=True)
     if settings.exists() and settings.read_text() != now:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)

@@ -20,25 +20,9 @@ import tyro
 
 import pbcrl_envs
 
-SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
-ENV_ID = "PointHazards-v0"
-LEARNING = {
-    "total-timesteps": 1_000_000,
-    "num-envs": 50,
-    "num-steps": 100,
-    "minibatch-size": 500,
-    "hidden-sizes": (128, 128),
-    "lr": 1e-3,
-    "target-kl": 0.05,
-    "gamma": 0.95,
-    "bound-coef": 0.1,
-    # Cost is priced from the start: a policy that has learned to drive straight through the hazards
-    # finds no way around them, since both sides of a disc look alike from its middle.
-    "multiplier-initial": 1.5,
-    "multiplier-lr": 0.01,
-    "torch-threads": 1,
-}
-PRETRAINING = {"pretrain-epochs": 20, "validate-every": 200, "cost-batch-size": 32}
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
+
+from presets import PRETRAINING, TASK_OPTIONS, TOY, command_of
 
 
 @dataclass(frozen=True)
@@ -55,14 +39,6 @@ class Args:
     """folder of the runs; what is finished there is not run again"""
 
 
-def command_of(script: str, options: dict[str, object]) -> list[str]:
-    command = [sys.executable, str(SCRIPTS / f"{script}.py")]
-    for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
-        command += [f"--{name}", *map(str, values)]
-    return command
-
-
 def run(args: Args, method: str, seed: int) -> dict[str, float]:
     name = f"{method}__{seed}"
     folder = Path(args.runs_dir) / name
@@ -70,12 +46,13 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
     if not summary.exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
-            "env-id": ENV_ID,
+            **TASK_OPTIONS[TOY],
+            "env-id": TOY,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
+            "torch-threads": 1,
             "runs-dir": args.runs_dir,
             "run-name": name,
-            **LEARNING,
         }
         episodes = Path(args.runs_dir) / f"episodes__{seed}"
         if method == "ppo":
@@ -84,7 +61,9 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
             shutil.rmtree(episodes, ignore_errors=True)
             command = command_of("ppo_lag", {**options, "save-trajectories": episodes})
         else:
-            command = command_of("ppo_lag_pbcrl", {**options, **PRETRAINING, "dataset": episodes})
+            command = command_of(
+                "ppo_lag_pbcrl", {**options, **PRETRAINING[TOY], "dataset": episodes}
+            )
         with (Path(args.runs_dir) / f"{name}.log").open("w") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
     found: dict[str, float] = json.loads(summary.read_text())
@@ -94,7 +73,7 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
 def main(args: Args) -> None:
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     settings = Path(args.runs_dir) / "settings.json"
-    now = json.dumps([LEARNING, PRETRAINING, args.eval_episodes], sort_keys=True)
+    now = json.dumps([TASK_OPTIONS[TOY], PRETRAINING[TOY], args.eval_episodes], sort_keys=True)
     if settings.exists() and settings.read_text() != now:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)
@@ -105,9 +84,9 @@ def main(args: Args) -> None:
         for method in ("ppo_lag", "pbcrl", "ppo"):  # PbCRL learns from the episodes of PPO-Lag
             found = pool.map(lambda seed, name=method: run(args, name, seed), seeds)
             results |= {(method, seed): summary for seed, summary in zip(seeds, found, strict=True)}
-    limit = pbcrl_envs.cost_limit(ENV_ID)
+    limit = pbcrl_envs.cost_limit(TOY)
     assert limit is not None
-    print(f"{ENV_ID}, limit {limit:g}, {args.eval_episodes} evaluation episodes")
+    print(f"{TOY}, limit {limit:g}, {args.eval_episodes} evaluation episodes")
     columns = ("seed", 5), ("return", 9), ("true cost", 11), ("stochastic: return", 20), ("cost", 7)
     print(f"{'method':<10}" + "".join(f"{name:>{width}}" for name, width in columns))
     for (method, seed), result in sorted(results.items(), key=lambda item: item[0]):
