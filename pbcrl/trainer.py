@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -106,20 +107,28 @@ class CostModelTrainer:
 
         Of an ensemble, the mean of its members' losses, each over its resample.
         """
-        chunks = padded_chunks(batch.trajectories)
-        cost = torch.cat([self._score(chunk) for chunk in chunks], dim=1)  # (M, U)
-        cost.requires_grad_()
+        chunks = list(islice(padded_chunks(batch.trajectories), 2))
+        if len(chunks) == 1:  # small enough to hold all activations: no second pass
+            graph = self.model.member_excess(*chunks[0])
+            cost = graph.detach().cpu()
+        else:
+            graph = None
+            cost = torch.cat([self._score(c) for c in padded_chunks(batch.trajectories)], dim=1)
+        cost.requires_grad_()  # (M, U)
         resamples = _bootstrapped(batch, self.model.num_members)
         losses = [self._loss(*member) for member in zip(cost, resamples, strict=True)]
         loss = torch.stack(losses).sum()  # each member has the gradient of its own
         (cost_grad,) = torch.autograd.grad(loss, cost)
         self._optimizer.zero_grad(set_to_none=True)
-        start = 0
-        for chunk in padded_chunks(batch.trajectories):
-            chunk_cost = self.model.member_excess(*chunk)
-            stop = start + chunk_cost.shape[1]
-            chunk_cost.backward(cost_grad[:, start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
-            start = stop
+        if graph is not None:
+            graph.backward(cost_grad.to(graph.device))  # type: ignore[no-untyped-call]
+        else:
+            start = 0
+            for chunk in padded_chunks(batch.trajectories):
+                chunk_cost = self.model.member_excess(*chunk)
+                stop = start + chunk_cost.shape[1]
+                chunk_cost.backward(cost_grad[:, start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
+                start = stop
         self._optimizer.step()
         self.steps += 1
         return loss.item() / len(cost)
