@@ -368,3 +368,15 @@ def test_on_a_ray_cluster_a_run_whose_node_dies_goes_on_on_another(cluster, tmp_
     for folder in folders:
         assert steps_of(folder) == list(range(2_000, 80_001, 2_000))
         assert (folder / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_every_method_runs_on_a_ray_cluster_of_two_nodes(cluster, tmp_path):
+    address = next(line.split()[1] for line in cluster.stdout if line.startswith("address"))
+    script = str(SCRIPTS / "benchmark.py")
+    words = [sys.executable, script, "--preset", "smoke", "--seeds", "1", "--engine", "ray"]
+    status, said = finish([*words, "--ray-address", address, "--runs-dir", str(tmp_path)])
+    assert status == 0, said
+    assert not failures(tmp_path)
+    assert len(list((tmp_path / "smoke").glob("*__0/summary.json"))) == 12
+    assert "12 of 12 runs are done" in said
