@@ -10,7 +10,6 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError
+from pbcrl.nets import MLP, ConvNet
 from pbcrl.spaces import act_dim_of, obs_shape_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
@@ -86,6 +86,10 @@ class LearnedCost(nn.Module, ABC):
             Each member's C_ψ minus its own limit, (M, B); <= 0 is judged safe.
         """
 
+    def models(self) -> list[CostModel]:
+        """Return the members, if each is a `CostModel` with weights of its own; else none."""
+        return []
+
     @abstractmethod
     def prorate(self, horizon: int) -> None:
         """Let the limit hold for longer or shorter trajectories, with the same share per step.
@@ -122,7 +126,10 @@ class LearnedCost(nn.Module, ABC):
         Raises:
             ValueError: If T is above the horizon.
         """
-        step_cost = self(obs, actions)  # (B, T)
+        return self.sum_steps(self(obs, actions), mask)
+
+    def sum_steps(self, step_cost: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return C_ψ from the costs of the steps, (B, T) -> (B,); see `trajectory_cost`."""
         self.check_length(step_cost.shape[1])
         if self.discount < 1:
             step_cost = step_cost * self.discount ** torch.arange(
@@ -163,8 +170,9 @@ class LearnedCost(nn.Module, ABC):
     @torch.no_grad()
     def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
         """Return C_ψ of each trajectory, float64 (len(trajectories),); empty in, empty out."""
-        costs = [self.trajectory_cost(*chunk).cpu() for chunk in padded_chunks(trajectories)]
-        return torch.cat([torch.empty(0), *costs]).double().numpy()
+        # To the CPU in the end only: a GPU need not wait for the next chunk to be read.
+        costs = [self.trajectory_cost(*chunk) for chunk in padded_chunks(trajectories)]
+        return torch.cat(costs).double().cpu().numpy() if costs else np.empty(0)
 
     @torch.no_grad()
     def member_scores(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
@@ -175,8 +183,10 @@ class LearnedCost(nn.Module, ABC):
         Returns:
             float64 (M, len(trajectories)).
         """
-        chunks = [self.member_excess(*chunk).cpu() for chunk in padded_chunks(trajectories)]
-        return torch.cat([torch.empty(self.num_members, 0), *chunks], dim=1).double().numpy()
+        chunks = [self.member_excess(*chunk) for chunk in padded_chunks(trajectories)]
+        if not chunks:
+            return np.empty((self.num_members, 0))
+        return torch.cat(chunks, dim=1).double().cpu().numpy()
 
     def check_horizon(self, time_limit: int) -> None:
         """Refuse to judge episodes of another time limit than the limit was learned for.
@@ -309,9 +319,9 @@ class CostModel(LearnedCost):
             _require_one_step(net)
             self.net = net
         elif len(shape) == 3:
-            self.net = _ConvNet(shape, act_dim, hidden_sizes)
+            self.net = ConvNet(shape, act_dim, hidden_sizes)
         else:
-            self.net = _MLP(shape[0] + act_dim, hidden_sizes)
+            self.net = MLP(shape[0] + act_dim, hidden_sizes)
         softplus = output == "softplus"
         self.limit_output = nn.Parameter(torch.zeros(())) if softplus else None
         # Pixels have their scale already.
@@ -384,16 +394,54 @@ class CostModel(LearnedCost):
                 f"a network must return one number per step, {tuple(batch)} or {(*batch, 1)}, got "
                 f"{tuple(output.shape)}; mend the forward of {type(self.net).__name__}"
             )
-        if self.output == "tanh":
-            output = output.tanh()
-        elif self.output == "softplus":
-            output = F.softplus(output)
-        return self.output_scale * output
+        return self._cost_of(output)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ minus the limit as the only member's, (1, B)."""
         excess: Tensor = self.trajectory_cost(obs, actions, mask) - self._limit()
         return excess[None]
+
+    def models(self) -> list[CostModel]:
+        """Return the model itself."""
+        return [self]
+
+    @torch.no_grad()
+    def excess_and_jacobian(
+        self, obs: Tensor, actions: Tensor, mask: Tensor | None = None, *, bf16: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return C_ψ minus the limit and its gradient, trajectory by trajectory, in one pass.
+
+        A loss of many costs has the gradient Σ_b (∂loss/∂C_b) (∂C_b/∂ψ). The second factor needs no
+        loss, so that it can be had while the costs are not all known yet. Of an MLP only.
+
+        Args:
+            obs: (B, T, *obs_shape).
+            actions: (B, T, act_dim).
+            mask: bool (B, T), true on real steps; None if all are.
+            bf16: Whether the network computes in bfloat16; sums are in the weights' own dtype.
+
+        Returns:
+            Excess (B,), and for each of `parameters()`, in order, (B, *its shape).
+
+        Raises:
+            TypeError: If the network is no MLP of this package.
+        """
+        if not isinstance(self.net, MLP):
+            raise TypeError(
+                f"only an MLP knows its gradient per trajectory, got {_name(self.net)}; "
+                "differentiate `member_excess`"
+            )
+        self._check_sizes(obs.shape[2:], actions.shape[-1])
+        dtype = torch.bfloat16 if bf16 else self.input_mean.dtype
+        parts = [part.to(dtype) for part in self._scaled(obs, actions)]
+        *layers, output = self.net.layer_inputs(torch.cat(parts, dim=-1))
+        output = output.squeeze(-1).to(self.input_mean.dtype).requires_grad_()  # (B, T)
+        of_limit = [] if self.limit_output is None else [self.limit_output]
+        with torch.enable_grad():
+            excess = self.sum_steps(self._cost_of(output), mask) - self._limit()
+            slope, *limit_slope = torch.autograd.grad(excess.sum(), [output, *of_limit])
+        same = [(one / len(obs)).expand(len(obs)) for one in limit_slope]  # for every trajectory
+        return excess.detach(), [*same, *self.net.jacobian(layers, slope)]
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
@@ -534,6 +582,16 @@ class CostModel(LearnedCost):
             ) from error
         return model
 
+    def _cost_of(self, output: Tensor) -> Tensor:
+        """The cost of a step from what the network puts out."""
+        if output.dtype in (torch.float16, torch.bfloat16):
+            output = output.float()  # a sum over a thousand steps would lose the small ones
+        if self.output == "tanh":
+            output = output.tanh()
+        elif self.output == "softplus":
+            output = F.softplus(output)
+        return self.output_scale * output
+
     def _limit(self) -> Tensor | float:
         if self.horizon is None:
             return 0.0
@@ -548,7 +606,7 @@ class CostModel(LearnedCost):
             obs = _standardised(obs, mean[: self.obs_dim], scale[: self.obs_dim])
         elif obs.dtype == torch.uint8:
             obs = obs.to(mean) / 255
-        elif isinstance(self.net, _ConvNet):
+        elif isinstance(self.net, ConvNet):
             raise TypeError(
                 f"images are uint8, read as fractions of 255, got {obs.dtype}; convert them to "
                 "bytes, or pass a network of your own (net=), which reads floats as they are"
@@ -557,7 +615,7 @@ class CostModel(LearnedCost):
         return obs.to(mean), _standardised(actions, mean[start:], scale[start:])
 
     def _has_known_net(self) -> bool:
-        return isinstance(self.net, _MLP | _ConvNet)
+        return isinstance(self.net, MLP | ConvNet)
 
     def _check_sizes(self, obs_shape: Sequence[int], act_dim: int) -> None:
         # A net sees their concatenation, so equal sums of sizes would pass unnoticed.
@@ -572,53 +630,9 @@ class CostModel(LearnedCost):
             )
 
 
-class _MLP(nn.Sequential):
-    """ReLU layers on both inputs side by side; puts out exactly 0 until it is trained."""
-
-    def __init__(self, num_inputs: int, hidden_sizes: Sequence[int]) -> None:
-        sizes = [num_inputs, *hidden_sizes]
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in pairwise(sizes):
-            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
-        last = nn.Linear(sizes[-1], 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        super().__init__(*layers, last)
-
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:  # type: ignore[override]
-        output = torch.cat([obs, actions], dim=-1)
-        for layer in self:
-            output = layer(output)
-        return output
-
-
-class _ConvNet(nn.Module):
-    """Three convolutions of an image, each halving its sides, then the MLP."""
-
-    def __init__(
-        self, obs_shape: tuple[int, ...], act_dim: int, hidden_sizes: Sequence[int]
-    ) -> None:
-        super().__init__()
-        self._channels_last = obs_shape[2] <= obs_shape[0]
-        channels, *sides = (obs_shape[2], *obs_shape[:2]) if self._channels_last else obs_shape
-        layers: list[nn.Module] = []
-        for fan_in, fan_out in pairwise([channels, 16, 32, 32]):
-            layers += [nn.Conv2d(fan_in, fan_out, 3, stride=2, padding=1), nn.ReLU()]
-        self.encoder = nn.Sequential(*layers, nn.Flatten())
-        self._num_features = 32 * math.prod(math.ceil(side / 8) for side in sides)
-        self.mlp = _MLP(self._num_features + act_dim, hidden_sizes)
-
-    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
-        images = obs.flatten(0, -4) if obs.ndim > 3 else obs[None]  # (B, *obs_shape)
-        if self._channels_last:
-            images = images.movedim(-1, 1)
-        features = self.encoder(images).reshape(*obs.shape[:-3], self._num_features)
-        output: Tensor = self.mlp(features, actions)
-        return output
-
-
 def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    return ((values.to(mean) - mean) / scale).clamp(-_INPUT_CLIP, _INPUT_CLIP)
+    on_device = values.to(mean.device, non_blocking=True).to(mean.dtype)
+    return (on_device - mean).div_(scale).clamp_(-_INPUT_CLIP, _INPUT_CLIP)
 
 
 def _require_one_step(net: nn.Module) -> None:
@@ -640,20 +654,30 @@ def padded_chunks(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     """Yield trajectories in order as padded (obs, actions, mask), about `max_rows` steps at a time.
 
+    The mask is None where nothing is padded.
+    """
+    for part in chunks_of(trajectories, max_rows=max_rows):
+        yield padded(trajectories[part])
+
+
+def chunks_of(trajectories: Sequence[Trajectory], *, max_rows: int = 16_000) -> list[slice]:
+    """Cut trajectories into parts of about `max_rows` steps when padded.
+
     Small enough for the activations to stay in the CPU's cache and for memory to stay constant,
-    however many trajectories there are: fewer steps if one holds more than 250 numbers. The mask is
-    None where nothing is padded.
+    however many trajectories there are: fewer steps if one holds more than 250 numbers.
     """
     if trajectories:
         max_rows = min(max_rows, max(1, 4_000_000 // math.prod(trajectories[0].obs.shape[1:])))
-    start = 0
-    while start < len(trajectories):
-        stop, longest = start, 0
-        while stop < len(trajectories):
-            longest = max(longest, len(trajectories[stop]))
-            if stop > start and longest * (stop + 1 - start) > max_rows:
-                break
-            stop += 1
-        obs, actions, mask = pad(trajectories[start:stop])
-        yield obs, actions, None if bool(mask.all()) else mask
-        start = stop
+    parts, start, longest = [], 0, 0
+    for i, trajectory in enumerate(trajectories):
+        longest = max(longest, len(trajectory))
+        if i > start and longest * (i + 1 - start) > max_rows:
+            parts.append(slice(start, i))
+            start, longest = i, len(trajectory)
+    return [*parts, slice(start, len(trajectories))] if trajectories else parts
+
+
+def padded(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Stack trajectories by `pad`, with None in place of a mask that is true throughout."""
+    obs, actions, mask = pad(trajectories)
+    return obs, actions, None if bool(mask.all()) else mask

@@ -67,32 +67,32 @@ class CostModelEnsemble(LearnedCost):
     @property
     def learned_limit(self) -> float:
         """Mean of the members' limits, per trajectory."""
-        return math.fsum(member.learned_limit for member in self._models()) / self.num_members
+        return math.fsum(member.learned_limit for member in self.models()) / self.num_members
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the pessimistic cost of each step: (..., *obs_shape), (..., act_dim) -> (...,)."""
-        cost = torch.stack([member(obs, actions) for member in self._models()])  # (M, ...)
+        cost = torch.stack([member(obs, actions) for member in self.models()])  # (M, ...)
         mean = cost.mean(dim=0)
         if self.pessimism == 0:
             return mean
         excess = torch.stack(
-            [one - model.limit_per_step() for one, model in zip(cost, self._models(), strict=True)]
+            [one - model.limit_per_step() for one, model in zip(cost, self.models(), strict=True)]
         )
         return mean + self.pessimism * excess.std(dim=0, correction=0)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return each member's C_ψ minus its own limit, without pessimism, (M, B)."""
-        return torch.cat([member.member_excess(obs, actions, mask) for member in self._models()])
+        return torch.cat([member.member_excess(obs, actions, mask) for member in self.models()])
 
     def prorate(self, horizon: int) -> None:
         """Let every member's limit hold for longer or shorter trajectories."""
-        for member in self._models():
+        for member in self.models():
             member.prorate(horizon)
         self.horizon = horizon
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, the same for all members."""
-        first, *others = self._models()
+        first, *others = self.models()
         first.fit_input_scale(trajectories)
         for member in others:
             member.input_mean.copy_(first.input_mean)
@@ -101,7 +101,7 @@ class CostModelEnsemble(LearnedCost):
     def save(self, path: str | os.PathLike[str], **info: float | int | str | None) -> None:
         """Write all members to one safetensors file, atomically; see `CostModel.save`."""
         config = {
-            "members": [member.config() for member in self._models()],
+            "members": [member.config() for member in self.models()],
             "pessimism": self.pessimism,
             # A version that does not know of ensembles refuses them by these.
             "aggregation": "sum of mean + pessimism * sd",
@@ -147,7 +147,8 @@ class CostModelEnsemble(LearnedCost):
                 members.append(CostModel.from_config(path, member, own, net=net))
             return cls(members, pessimism=config["pessimism"]), dict(meta["info"])
 
-    def _models(self) -> list[CostModel]:
+    def models(self) -> list[CostModel]:
+        """Return the members."""
         return [member for member in self.members if isinstance(member, CostModel)]
 
 

@@ -2,17 +2,17 @@
 
 Memory stays constant at any batch size: pair and variance terms need all costs of a batch together,
 so a gradient step scores the trajectories in chunks, takes the gradient of the loss with respect to
-those costs, and scores each chunk again to carry it to the weights: the exact gradient.
+those costs, and carries it to the weights: the exact gradient. An MLP's gradient of each cost is
+noted while it is scored; another network scores each chunk a second time.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,13 +21,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.buffer import PreferenceBuffer
-from pbcrl.cost_model import LearnedCost, padded_chunks
+from pbcrl.cost_model import LearnedCost, chunks_of, padded
 from pbcrl.dead_zone import DeadZone
 from pbcrl.losses import pbci_loss
-from pbcrl.trajectory import PairBatch
+from pbcrl.nets import MLP
+from pbcrl.trajectory import PairBatch, Trajectory
 
 # At ζ = 1e-3 the cross-entropies hold the unbounded variance term back up to sd(C) of about 22.
 _RUNAWAY_STD = 20.0
+_MAX_JACOBIAN_BYTES = 1 << 28  # of one step; beyond it, the trajectories are scored twice
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,9 @@ class CostModelTrainer:
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
         lr: Adam's step size.
         batch_size: Pairs per gradient step.
+        bf16: Whether gradient steps compute the network in bfloat16. Sums over time, losses,
+            weights and Adam keep the weights' own precision, and so does whatever scores without
+            training: `evaluate`, metrics, and the wrapper that charges a policy afterwards.
         rng: Order of the pairs.
     """
 
@@ -78,6 +83,7 @@ class CostModelTrainer:
         max_std: float | None = 5.0,
         lr: float = 3e-3,
         batch_size: int = 128,
+        bf16: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size counts pairs and must be >= 1, got {batch_size}")
@@ -86,6 +92,7 @@ class CostModelTrainer:
         self._snr_weight = snr_weight
         self._max_std = max_std
         self._batch_size = batch_size
+        self._bf16 = bf16
         if not 0 <= snr_weight < math.inf or (max_std is not None and not max_std > 0):
             raise ValueError(
                 f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
@@ -107,28 +114,14 @@ class CostModelTrainer:
 
         Of an ensemble, the mean of its members' losses, each over its resample.
         """
-        chunks = list(islice(padded_chunks(batch.trajectories), 2))
-        if len(chunks) == 1:  # small enough to hold all activations: no second pass
-            graph = self.model.member_excess(*chunks[0])
-            cost = graph.detach().cpu()
-        else:
-            graph = None
-            cost = torch.cat([self._score(c) for c in padded_chunks(batch.trajectories)], dim=1)
+        cost, backward = self._scored(batch.trajectories)
         cost.requires_grad_()  # (M, U)
         resamples = _bootstrapped(batch, self.model.num_members)
         losses = [self._loss(*member) for member in zip(cost, resamples, strict=True)]
         loss = torch.stack(losses).sum()  # each member has the gradient of its own
         (cost_grad,) = torch.autograd.grad(loss, cost)
         self._optimizer.zero_grad(set_to_none=True)
-        if graph is not None:
-            graph.backward(cost_grad.to(graph.device))  # type: ignore[no-untyped-call]
-        else:
-            start = 0
-            for chunk in padded_chunks(batch.trajectories):
-                chunk_cost = self.model.member_excess(*chunk)
-                stop = start + chunk_cost.shape[1]
-                chunk_cost.backward(cost_grad[:, start:stop].to(chunk_cost.device))  # type: ignore[no-untyped-call]
-                start = stop
+        backward(cost_grad)
         self._optimizer.step()
         self.steps += 1
         return loss.item() / len(cost)
@@ -313,9 +306,73 @@ class CostModelTrainer:
             max_std=self._max_std,
         ).total
 
-    @torch.no_grad()
-    def _score(self, chunk: tuple[Tensor, Tensor, Tensor | None]) -> Tensor:
-        return self.model.member_excess(*chunk).cpu()
+    def _scored(
+        self, trajectories: Sequence[Trajectory]
+    ) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """Costs above the limit (M, U), and what carries their gradient, alike, to the weights.
+
+        Three ways to the same gradient, in memory that does not grow with the batch: what fits into
+        one chunk is differentiated as ever; an MLP is, trajectory by trajectory, while it scores;
+        any other network scores each chunk again once the gradient of the costs is known.
+        """
+        chunks = chunks_of(trajectories)
+        if len(chunks) <= 1:
+            graph = self._member_excess(trajectories)
+            return graph.detach().cpu(), lambda grad: _backward(graph, grad)
+        if self._has_jacobian(trajectories):
+            return self._scored_with_jacobian(trajectories, chunks)
+        with torch.no_grad():
+            costs = [self._member_excess(trajectories[chunk]) for chunk in chunks]
+
+        def score_again(grad: Tensor) -> None:
+            for chunk in chunks:
+                _backward(self._member_excess(trajectories[chunk]), grad[:, chunk])
+
+        return torch.cat(costs, dim=1).cpu(), score_again
+
+    def _scored_with_jacobian(
+        self, trajectories: Sequence[Trajectory], chunks: Sequence[slice]
+    ) -> tuple[Tensor, Callable[[Tensor], None]]:
+        models = self.model.models()
+        weights = [list(model.parameters()) for model in models]
+        sizes = [[weight.numel() for weight in every] for every in weights]
+        # Allocated at once: what outlives a chunk, between what does not, would fragment the heap.
+        costs, *jacobians = (
+            torch.empty(shape, dtype=weights[0][0].dtype, device=weights[0][0].device)
+            for shape in [(len(models), len(trajectories))]
+            + [(len(trajectories), sum(every)) for every in sizes]
+        )
+        for chunk in chunks:
+            rows = padded(trajectories[chunk])
+            for cost, jacobian, model in zip(costs, jacobians, models, strict=True):
+                cost[chunk], parts = model.excess_and_jacobian(*rows, bf16=self._bf16)
+                torch.cat([part.flatten(1) for part in parts], dim=1, out=jacobian[chunk])
+
+        def multiply(grad: Tensor) -> None:
+            for of_model, every, jacobian, size in zip(
+                grad.to(costs), weights, jacobians, sizes, strict=True
+            ):
+                for weight, part in zip(every, (of_model @ jacobian).split(size), strict=True):
+                    total = part.view_as(weight)
+                    weight.grad = total if weight.grad is None else weight.grad + total
+
+        return costs.cpu(), multiply
+
+    def _has_jacobian(self, trajectories: Sequence[Trajectory]) -> bool:
+        """Whether each trajectory's gradient is known by itself, and all of them fit in memory."""
+        weights = list(self.model.parameters())
+        num_bytes = len(trajectories) * sum(p.numel() * p.element_size() for p in weights)
+        return (
+            num_bytes <= _MAX_JACOBIAN_BYTES
+            and bool(models := self.model.models())
+            and all(isinstance(model.net, MLP) for model in models)
+            and all(weight.requires_grad for weight in weights)
+        )
+
+    def _member_excess(self, trajectories: Sequence[Trajectory]) -> Tensor:
+        device = next(self.model.parameters()).device.type
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=self._bf16):
+            return self.model.member_excess(*padded(trajectories))
 
     def _excess(self, batch: PairBatch) -> Tensor:
         """C_ψ minus the learned limit of the unique trajectories, float64 (U,)."""
@@ -409,6 +466,10 @@ def _poisson_counts(member: int, size: int) -> NDArray[np.int64]:
     """A longer array begins with a shorter one, since the draws are made one after another."""
     counts: NDArray[np.int64] = np.random.default_rng([0xB007, member]).poisson(1.0, size)
     return counts
+
+
+def _backward(cost: Tensor, grad: Tensor) -> None:
+    cost.backward(grad.to(cost.device))  # type: ignore[no-untyped-call]
 
 
 def _mean(shares: Tensor) -> float:

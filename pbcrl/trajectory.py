@@ -205,12 +205,12 @@ def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:
     horizon = int(lengths.max())
     obs_shape, act_dim, dtype = layout
     shape = (len(trajectories), horizon)
-    obs = torch.zeros(*shape, *obs_shape, dtype=torch.uint8 if dtype == "uint8" else torch.float32)
-    actions = torch.zeros(*shape, act_dim)
-    obs_rows, action_rows = obs.numpy(), actions.numpy()  # views: NumPy copies from read-only maps
-    for i, trajectory in enumerate(trajectories):
-        obs_rows[i, : len(trajectory)] = trajectory.obs
-        action_rows[i, : len(trajectory)] = trajectory.actions
+    obs = torch.empty(*shape, *obs_shape, dtype=torch.uint8 if dtype == "uint8" else torch.float32)
+    actions = torch.empty(*shape, act_dim)
+    for rows, name in [(obs.numpy(), "obs"), (actions.numpy(), "actions")]:  # views
+        for row, trajectory in zip(rows, trajectories, strict=True):
+            row[: len(trajectory)] = getattr(trajectory, name)
+            row[len(trajectory) :] = 0
     return obs, actions, torch.arange(horizon) < lengths[:, None]
 
 

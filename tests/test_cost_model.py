@@ -586,7 +586,7 @@ def test_sizes_that_a_file_claims_are_not_believed(tmp_path):
         tensors=model.state_dict(),
         meta={"config": config, "info": {}},
     )
-    with pytest.raises(MismatchError, match=r"the weights in .* must fit the network, _MLP: "):
+    with pytest.raises(MismatchError, match=r"the weights in .* must fit the network, MLP: "):
         CostModel.load(path)
 
 
