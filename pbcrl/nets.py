@@ -63,12 +63,11 @@ class MLP(nn.Sequential):
             Of each of `parameters()`, in order, (B, *its shape).
         """
         *hidden, last = self._linear()
-        *below, top = layer_inputs
+        top = layer_inputs[-1]
         gradients = [slope.sum(dim=1)[:, None], slope.to(top.dtype)[:, None] @ top]  # backwards
         grad = slope.to(top.dtype)[..., None] * last.weight.to(top.dtype)  # (B, T, width)
-        for layer, reads, puts_out in zip(
-            reversed(hidden), reversed(below), reversed([*below[1:], top]), strict=True
-        ):
+        between = [*zip(hidden, layer_inputs[:-1], layer_inputs[1:], strict=True)]
+        for layer, reads, puts_out in reversed(between):
             # What autograd calls for a ReLU, without a mask in memory.
             torch.ops.aten.threshold_backward.grad_input(grad, puts_out, 0, grad_input=grad)
             gradients += [grad.sum(dim=1), grad.mT @ reads]

@@ -29,7 +29,10 @@ from pbcrl.trajectory import PairBatch, Trajectory
 
 # At ζ = 1e-3 the cross-entropies hold the unbounded variance term back up to sd(C) of about 22.
 _RUNAWAY_STD = 20.0
-_MAX_JACOBIAN_BYTES = 1 << 28  # of one step; beyond it, the trajectories are scored twice
+# Of the gradients of all costs; what would not fit is scored twice.
+_MAX_JACOBIAN_BYTES = 1 << 28
+# On average; to write the gradient of the cost of fewer takes longer than to score them again.
+_MIN_JACOBIAN_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -346,7 +349,8 @@ class CostModelTrainer:
             rows = padded(trajectories[chunk])
             for cost, jacobian, model in zip(costs, jacobians, models, strict=True):
                 cost[chunk], parts = model.excess_and_jacobian(*rows, bf16=self._bf16)
-                torch.cat([part.flatten(1) for part in parts], dim=1, out=jacobian[chunk])
+                flat = [part.reshape(len(part), -1) for part in parts]
+                torch.cat(flat, dim=1, out=jacobian[chunk])
 
         def multiply(grad: Tensor) -> None:
             for of_model, every, jacobian, size in zip(
@@ -359,11 +363,13 @@ class CostModelTrainer:
         return costs.cpu(), multiply
 
     def _has_jacobian(self, trajectories: Sequence[Trajectory]) -> bool:
-        """Whether each trajectory's gradient is known by itself, and all of them fit in memory."""
+        """Whether the gradient of each cost can be had by itself, and it pays to keep them all."""
         weights = list(self.model.parameters())
         num_bytes = len(trajectories) * sum(p.numel() * p.element_size() for p in weights)
+        num_steps = sum(len(trajectory) for trajectory in trajectories)
         return (
             num_bytes <= _MAX_JACOBIAN_BYTES
+            and num_steps >= _MIN_JACOBIAN_STEPS * len(trajectories)
             and bool(models := self.model.models())
             and all(isinstance(model.net, MLP) for model in models)
             and all(weight.requires_grad for weight in weights)

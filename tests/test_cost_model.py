@@ -452,6 +452,46 @@ def test_what_is_not_finite_in_float32_is_refused(bad):
         random_model().step_cost(np.zeros((1, 3)), np.array([[0, bad]]))
 
 
+# -- Gradient of each cost -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hidden_sizes", [(), (4,), (5, 4, 3)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"discount": 0.9},
+        {"output": "tanh", "output_scale": 0.3},
+        {"output": "softplus", "horizon": 7, "discount": 0.9},
+    ],
+)
+def test_the_jacobian_is_the_gradient_of_each_trajectory_s_cost_by_itself(hidden_sizes, options):
+    """Against autograd over one trajectory after the other, without padding, in float64."""
+    model = random_model(hidden_sizes=hidden_sizes, **options).double()
+    given = episodes(7, 3, 1)
+    excess, jacobian = model.excess_and_jacobian(*pad(given))
+    for b, episode in enumerate(given):
+        cost = model.member_excess(*pad([episode])[:2])[0, 0]
+        torch.testing.assert_close(excess[b], cost.detach(), rtol=1e-12, atol=1e-12)
+        expected = torch.autograd.grad(cost, list(model.parameters()))
+        for found, gradient in zip(jacobian, expected, strict=True):
+            torch.testing.assert_close(found[b], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_a_network_of_one_s_own_has_no_jacobian():
+    with pytest.raises(TypeError, match="only an MLP knows its gradient per trajectory, got Dis"):
+        CostModel(3, 1, net=Distance()).excess_and_jacobian(*pad(episodes(2, act_dim=1)))
+
+
+def test_a_network_in_bfloat16_sums_its_steps_in_float32():
+    """1001 steps of cost 1: bfloat16 knows 1000 and 1004 only."""
+    model = linear_model([1.0, 0.0])
+    steps = torch.ones(1, 1001, 1), torch.zeros(1, 1001, 1)
+    assert model.excess_and_jacobian(*steps, bf16=True)[0].tolist() == [1001]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.trajectory_cost(*steps).tolist() == [1001]
+
+
 # -- Chunks ----------------------------------------------------------------------------------
 
 

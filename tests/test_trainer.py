@@ -1,5 +1,9 @@
+import copy
 import math
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -128,6 +132,192 @@ def test_the_streamed_gradient_is_autograd_s_over_the_whole_batch(dtype, toleran
     got = torch.cat([p.grad.flatten() for p in model.parameters()])
     wanted = torch.cat([g.flatten() for g in expected])
     assert (got - wanted).norm() <= tolerance * wanted.norm()
+
+
+class SmallNet(torch.nn.Module):
+    """A network of one's own, whose gradient is not known while it scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+        )
+
+    def forward(self, obs, actions):
+        return self.layers(torch.cat([obs, actions], dim=-1))
+
+
+def random_weights(model, *, seed=0):
+    torch.manual_seed(seed)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def model_kinds(**options):
+    options = {"hidden_sizes": (8, 6), "output_scale": 1e-2, "discount": 0.9995, **options}
+    return {
+        "MLP": lambda: CostModel(2, 1, **options),
+        "tanh": lambda: CostModel(2, 1, output="tanh", **options),
+        "softplus": lambda: CostModel(2, 1, output="softplus", horizon=3000, **options),
+        "own net": lambda: CostModel(2, 1, net=SmallNet(), **options),
+        "ensemble": lambda: CostModelEnsemble([CostModel(2, 1, **options) for _ in range(3)]),
+        "mixed ensemble": lambda: CostModelEnsemble(
+            [CostModel(2, 1, **options), CostModel(2, 1, net=SmallNet(), **options)]
+        ),
+    }
+
+
+def several_chunks_of(num_pairs=40, *, num=24, seed=0):
+    """Episodes of unequal lengths, most of them in several pairs, and some labels missing."""
+    random = rng(seed)
+    buffer = PreferenceBuffer()
+    for length in random.integers(100, 3000, size=num):
+        obs, actions = random.normal(size=(length, 2)), random.normal(size=(length, 1))
+        buffer.add_trajectories([Trajectory(obs, actions)])
+    pairs = draw_pairs(num, num_pairs, rng=random)
+    labels = [
+        Label(random.choice([0, 0.5, 1, NAN]), random.choice([0, 1, NAN]), random.choice([0, 1]))
+        for _ in pairs
+    ]
+    buffer.add_labels(pairs, labels)
+    assert len(list(padded_chunks(buffer.trajectories))) >= 3
+    return buffer.batch(np.arange(num_pairs))
+
+
+def autograd_over_padded_pairs(model, batch, **options):
+    """What one would write first: every member of every pair in one padded batch, one backward."""
+    losses = []
+    members = model.members if isinstance(model, CostModelEnsemble) else [model]
+    for member, part in zip(members, _bootstrapped(batch, len(members)), strict=True):
+        rows = [batch.trajectories[i] for i in part.pairs.T.flatten().tolist()]
+        cost = member.trajectory_cost(*pad(rows))
+        if member.limit_output is not None:
+            share = torch.nn.functional.softplus(member.limit_output) * member.output_scale
+            cost = cost - share * sum(member.discount**t for t in range(member.horizon))
+        first, second = cost.chunk(2)
+        losses.append(pbci_loss(first, second, part.preference, *part.safe.T, **options).total)
+    gradients = torch.autograd.grad(torch.stack(losses).sum(), list(model.parameters()))
+    return torch.stack(losses).mean().item(), flat(gradients)
+
+
+def flat(tensors):
+    return torch.cat([t.detach().flatten() for t in tensors])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("kind", model_kinds())
+@pytest.mark.parametrize("max_std", [None, 5.0, 1e-3])
+def test_every_kind_of_model_has_the_gradient_of_autograd_over_padded_pairs(
+    kind, dtype, tolerance, max_std
+):
+    batch, model = several_chunks_of(), random_weights(model_kinds()[kind]()).to(dtype)
+    options = {"snr_weight": 0.05, "max_std": max_std}
+    expected_loss, expected = autograd_over_padded_pairs(model, batch, dead_zone=0.7, **options)
+    trainer = CostModelTrainer(model, rng=rng(), dead_zone=DeadZone(0.7), **options)
+    assert trainer.gradient_step(batch) == pytest.approx(expected_loss, rel=tolerance)
+    found = flat(p.grad for p in model.parameters())
+    assert found.dtype == dtype
+    assert (found - expected).norm() <= tolerance * expected.norm()
+
+
+def test_in_float32_the_streamed_gradient_is_nearer_to_the_truth_than_autograd_s():
+    """Autograd adds up 80 padded trajectories in one sum, here each is a sum of its own."""
+    batch, model = several_chunks_of(), random_weights(model_kinds(output_scale=1e-3)["MLP"]())
+    _, plain = autograd_over_padded_pairs(model, batch)
+    _, truth = autograd_over_padded_pairs(copy.deepcopy(model).double(), batch)
+    CostModelTrainer(model, rng=rng()).gradient_step(batch)
+    ours = flat(p.grad for p in model.parameters())
+    assert (ours - truth).norm() < (plain - truth).norm() / 3
+    assert (ours - truth).norm() <= 1e-5 * truth.norm()
+
+
+def test_a_network_that_members_share_gets_the_gradient_of_all():
+    net = SmallNet()
+    sharing = CostModelEnsemble([CostModel(2, 1, net=net, output_scale=1e-3) for _ in range(2)])
+    batch = several_chunks_of()
+    _, expected = autograd_over_padded_pairs(random_weights(sharing), batch)
+    CostModelTrainer(sharing, rng=rng()).gradient_step(batch)
+    found = flat(p.grad for p in sharing.parameters())
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_frozen_weights_get_no_gradient():
+    model, batch = random_weights(model_kinds()["MLP"]()), several_chunks_of()
+    model.net[0].requires_grad_(False)
+    before = model.net[0].weight.clone()
+    CostModelTrainer(model, rng=rng()).gradient_step(batch)
+    assert torch.equal(model.net[0].weight, before)
+    assert model.net[0].weight.grad is None
+    assert model.net[2].weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("kind", model_kinds())
+def test_the_gradient_in_bfloat16_points_where_that_in_float32_does(kind):
+    batch, gradients, losses = several_chunks_of(), [], []
+    for bf16 in (False, True):
+        model = random_weights(model_kinds()[kind]())
+        losses.append(CostModelTrainer(model, rng=rng(), bf16=bf16).gradient_step(batch))
+        gradients.append(flat(p.grad for p in model.parameters()))
+    assert gradients[1].dtype == torch.float32
+    assert not torch.equal(*gradients)
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.999
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+
+
+def test_images_are_learned_from_in_bfloat16_too():
+    random, gradients = rng(), []
+    buffer = PreferenceBuffer()
+    for _ in range(6):
+        images = random.integers(256, size=(200, 16, 16, 3), dtype=np.uint8)
+        buffer.add_trajectories([Trajectory(images, random.normal(size=(200, 1)))])
+    labels = [Label(1, 1, 0), Label(0, 0, 1), Label(1, NAN, NAN)]
+    buffer.add_labels(np.array([[0, 1], [2, 3], [4, 5]]), labels)
+    for bf16 in (False, True):
+        model = random_weights(CostModel((16, 16, 3), 1, hidden_sizes=(8,), output_scale=0.01))
+        CostModelTrainer(model, rng=rng(), bf16=bf16).gradient_step(buffer.batch(np.arange(3)))
+        gradients.append(flat(p.grad for p in model.parameters()))
+    assert not torch.equal(*gradients)
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+def test_bfloat16_is_for_gradient_steps_only():
+    """What is evaluated is what a policy will pay: the same weights score alike either way."""
+    trainers, buffer = [fresh_trainer(), fresh_trainer(bf16=True)], linear_buffer(40, seed=1)
+    for trainer in trainers:
+        random_weights(trainer.model)
+    assert trainers[0].evaluate(buffer) == trainers[1].evaluate(buffer)
+
+
+def test_a_linear_cost_is_learned_in_bfloat16():
+    trainer = fresh_trainer(bf16=True)
+    trainer.pretrain(linear_buffer(200, seed=1), linear_buffer(60, seed=2), max_epochs=30)
+    test = trainer.evaluate(linear_buffer(100, seed=3))
+    assert test.pair_accuracy > 0.9
+    assert test.safety_accuracy > 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's peak memory")
+@pytest.mark.parametrize("hidden_sizes", [(64, 64, 64), (256, 256)])  # in one pass, in two
+def test_a_step_on_512_pairs_of_1000_steps_takes_less_than_1_5_gb(tmp_path, hidden_sizes):
+    """Of the whole process, PyTorch and the memory maps included; autograd takes 2.4 GB."""
+    for name, width in [("obs", 60), ("actions", 2)]:  # holes in the file, which read as zeros
+        np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, (1024, 1000, width))
+    code = f"""
+import numpy as np
+from pbcrl import CostModel, CostModelTrainer, Label, PreferenceBuffer, Trajectory
+
+maps = [np.load(f"{tmp_path}/{{name}}.npy", mmap_mode="r") for name in ("obs", "actions")]
+buffer = PreferenceBuffer()
+buffer.add_trajectories([Trajectory(*rows) for rows in zip(*maps, strict=True)])
+buffer.add_labels(np.arange(1024).reshape(-1, 2), [Label(1, 1, 0)] * 512)
+model = CostModel(60, 2, hidden_sizes={hidden_sizes})
+CostModelTrainer(model, rng=np.random.default_rng(0)).gradient_step(buffer.batch(np.arange(512)))
+print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    assert 0.3e6 < int(done.stdout) < 1.5e6  # kB
 
 
 def test_the_first_step_of_adam_moves_every_weight_by_lr_against_its_gradient():

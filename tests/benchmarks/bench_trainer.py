@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -157,7 +157,7 @@ def plain_step(model: CostModel, batch: PairBatch) -> Callable[[], None]:
 
     def step() -> None:
         members = [batch.trajectories[i] for i in batch.pairs.T.flatten().tolist()]
-        cost = cast(torch.Tensor, model.trajectory_cost(*pad(members)))
+        cost = model.trajectory_cost(*pad(members))
         first, second = cost.chunk(2)
         loss = pbci_loss(first, second, batch.preference, *batch.safe.unbind(dim=1)).total
         optimizer.zero_grad(set_to_none=True)
