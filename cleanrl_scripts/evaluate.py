@@ -81,7 +81,7 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         layer = nn.Linear(fan_in, fan_out)
         nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
         nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, nn.ReLU()]
+        layers += [layer] if last else [layer, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
@@ -127,9 +127,6 @@ class Agent(nn.Module):
         z = (actions - mean) / self.log_std.exp()
         log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
         return log_density.sum(-1)
-
-    def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
-        return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
 
 
 def report(cost_model: LearnedCost, episodes: list[Trajectory], limit: float) -> dict[str, float]:

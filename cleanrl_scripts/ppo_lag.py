@@ -6,7 +6,8 @@ run's episodes for `ppo_lag_pbcrl.py --dataset FOLDER`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,7 @@ from checkpoints import (
 )
 from film import check_film, film
 from run_io import (
+    Laps,
     Run,
     action_bounds,
     flat_dims,
@@ -32,6 +34,7 @@ from run_io import (
     main,
     make_envs,
     require_cost,
+    require_device,
     require_positive,
     resolve_cost_limit,
 )
@@ -111,6 +114,10 @@ class Args:
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
+    bf16: bool = False
+    """compute the hidden layers in bfloat16 while learning: faster where the hardware has it"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the policy and its critics learn; it acts on the CPU, where the environments are"""
     checkpoint_interval: int = 10
     """iterations between two checkpoints, from which a run that was cut off goes on"""
     resume: str | None = None
@@ -143,7 +150,7 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         layer = nn.Linear(fan_in, fan_out)
         nn.init.orthogonal_(layer.weight, last_gain if last else 2**0.5)
         nn.init.zeros_(layer.bias)
-        layers += [layer] if last else [layer, nn.ReLU()]
+        layers += [layer] if last else [layer, nn.ReLU(inplace=True)]
     return nn.Sequential(*layers)
 
 
@@ -190,9 +197,6 @@ class Agent(nn.Module):
         log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
         return log_density.sum(-1)
 
-    def values(self, normalized_obs: Tensor) -> tuple[Tensor, Tensor]:
-        return self.critic_r(normalized_obs).squeeze(-1), self.critic_c(normalized_obs).squeeze(-1)
-
 
 def gae(
     rewards: Tensor,
@@ -226,6 +230,205 @@ def check_finite(name: str, values: np.ndarray, step: int) -> None:
             f"{name} must be finite, but rows {bad} held NaN or an infinity at step {step} of the "
             "rollout; check the env with pbcrl_envs.check_cost_env, or lower the policy's --lr"
         )
+
+
+# -- Learner ---------------------------------------------------------------------------------------
+
+
+def through(net: nn.Sequential, x: Tensor, *, bf16: bool) -> Tensor:
+    """Return net(x), (B, out); with `bf16` the hidden layers are computed in bfloat16.
+
+    The last layer is not: it is small, and its rounding would show in the output as it is.
+    """
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+        hidden = net[:-1](x)
+    outputs: Tensor = net[-1](hidden.float())
+    return outputs
+
+
+def through_all(nets: Sequence[nn.Sequential], x: Tensor, *, bf16: bool) -> Tensor:
+    """Return what `through` does for nets of equal sizes, (len(nets), B, out).
+
+    One batched product per layer: fewer and larger kernels, faster on a GPU and slower on a CPU.
+    """
+    x = x.expand(len(nets), *x.shape)
+    for layers in zip(*nets, strict=True):
+        if isinstance(layers[0], nn.Linear):
+            last = layers[0] is nets[0][-1]
+            weight = torch.stack([layer.weight for layer in layers]).transpose(1, 2)
+            bias = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+            half = bf16 and not last
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
+                x = torch.baddbmm(bias, x.float() if last else x, weight)
+        else:
+            x = layers[0](x)
+    return x
+
+
+class Learner:
+    """The gradient steps of PPO on one rollout: all epochs, for the actor and both critics.
+
+    On a GPU they move a copy of the agent there, and an epoch is one CUDA graph, launched at once:
+    GPU and CPU exchange nothing before it ends. A graph reads and writes the same memory whenever
+    it is launched, so the rollout, the order of its rows and the results have their places here.
+    The first epochs run without one: what libraries allocate at first use cannot be captured.
+    """
+
+    def __init__(self, agent: Agent, args: Args, low: np.ndarray, high: np.ndarray) -> None:
+        self.args, self.device = args, torch.device(args.device)
+        self.on_gpu = self.device.type == "cuda"
+        self.acting = agent  # on the CPU
+        self.agent = copy.deepcopy(agent).to(self.device) if self.on_gpu else agent
+        self.actor = [*self.agent.mean.parameters(), self.agent.log_std]
+        self.critics = [*self.agent.critic_r.parameters(), *self.agent.critic_c.parameters()]
+        # A graph keeps numbers as they were when it was captured, but reads tensors anew.
+        self.lr = torch.tensor(args.lr, device=self.device) if self.on_gpu else args.lr
+        self.optimizer_actor, self.optimizer_critics = (
+            torch.optim.Adam(part, lr=self.lr, fused=True, capturable=self.on_gpu)
+            for part in (self.actor, self.critics)
+        )
+        rows = args.batch_size
+        with self.device:
+            self.obs = torch.zeros(rows, len(agent.obs_mean))  # normalised
+            self.actions = torch.zeros(rows, len(agent.log_std))
+            self.old_log_prob, self.adv, self.targets = (
+                torch.zeros(shape) for shape in ((rows,), (rows,), (2, rows))
+            )
+            self.order = torch.zeros(rows, dtype=torch.int64)
+            self.kl_sum, self.clipped, self.value_loss = (torch.zeros(()) for _ in range(3))
+            self.low, self.high = torch.tensor(low).float(), torch.tensor(high).float()
+        if args.bf16:
+            self.obs = self.obs.bfloat16()
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        self.epochs_before_graphs = 3
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizers = {"actor": self.optimizer_actor, "critics": self.optimizer_critics}
+        return {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken, with the weights that the agent has by now."""
+        self.optimizer_actor.load_state_dict(state["actor"])
+        self.optimizer_critics.load_state_dict(state["critics"])
+        if self.on_gpu:
+            self.agent.load_state_dict(self.acting.state_dict())
+
+    def set_lr(self, lr: float) -> None:
+        self.lr = self.lr.fill_(lr) if isinstance(self.lr, Tensor) else lr
+        for optimizer in (self.optimizer_actor, self.optimizer_critics):
+            optimizer.param_groups[0]["lr"] = self.lr
+
+    @torch.no_grad()
+    def values(self, obs: Tensor) -> Tensor:
+        """Return the critics' values of normalised observations, (2, B) on the CPU.
+
+        In float32 with `--bf16`, too: advantages are small differences of values.
+        """
+        # In parts that fit into the caches.
+        parts = torch.split(obs, self.args.minibatch_size)
+        return torch.cat([self.critics_of(part.to(self.device)) for part in parts], dim=1).cpu()
+
+    @torch.no_grad()
+    def take_rollout(self, obs: Tensor, actions: Tensor) -> None:
+        """Copy normalised observations, (B, obs_dim), and actions, (B, act_dim), to learn from."""
+        self.obs.copy_(obs)
+        self.actions.copy_(actions)
+        for start in range(0, len(obs), self.args.minibatch_size):
+            part = slice(start, start + self.args.minibatch_size)
+            # As precise as in the epochs, or ratios would not start at 1.
+            mean = through(self.agent.mean, self.obs[part], bf16=self.args.bf16)
+            self.old_log_prob[part] = self.agent.log_prob(mean, self.actions[part])
+
+    def update(self, adv: Tensor, targets: Tensor, rng: np.random.Generator) -> dict[str, float]:
+        """Train on the rollout, with advantages (B,) and targets (2, B); return what to log."""
+        self.adv.copy_(adv)
+        self.targets.copy_(targets)
+        actor_goes_on, actor_epochs, kl = True, 0, 0.0
+        for _ in range(self.args.epochs):
+            self.order.copy_(torch.from_numpy(rng.permutation(len(adv))))
+            self.run_epoch(train_actor=actor_goes_on)
+            if actor_goes_on:
+                actor_epochs += 1
+                kl = float(self.kl_sum) / len(adv)
+                actor_goes_on = kl <= self.args.target_kl
+        with torch.no_grad():
+            for ours, learned in zip(
+                self.acting.parameters(), self.agent.parameters(), strict=True
+            ):
+                ours.copy_(learned)
+        return {
+            "kl": kl,
+            "actor_epochs": actor_epochs,
+            "clip_fraction": float(self.clipped),
+            "value_loss": float(self.value_loss),
+        }
+
+    def run_epoch(self, *, train_actor: bool) -> None:
+        """Run `epoch`: as it is on the CPU, as a graph on a GPU."""
+        if not self.on_gpu:
+            self.epoch(train_actor=train_actor)
+        elif self.epochs_before_graphs > 0:
+            self.epochs_before_graphs -= 1
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self.epoch(train_actor=train_actor)
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            if train_actor not in self.graphs:
+                self.graphs[train_actor] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graphs[train_actor]):
+                    self.epoch(train_actor=train_actor)
+            self.graphs[train_actor].replay()
+
+    def epoch(self, *, train_actor: bool) -> None:
+        """Pass once over the rollout."""
+        self.kl_sum.zero_()
+        for rows in torch.split(self.order, self.args.minibatch_size):
+            obs = self.obs.index_select(0, rows)  # several times as fast as obs[rows]
+            if train_actor:
+                self.step_actor(obs, rows)
+            self.step_critics(obs, rows)
+
+    def step_actor(self, obs: Tensor, rows: Tensor) -> None:
+        args = self.args
+        actions, old_log_prob, adv = (
+            x.index_select(0, rows) for x in (self.actions, self.old_log_prob, self.adv)
+        )
+        mean = through(self.agent.mean, obs, bf16=args.bf16)
+        log_ratio = self.agent.log_prob(mean, actions) - old_log_prob
+        ratio = log_ratio.exp()
+        surrogate = torch.minimum(ratio * adv, ratio.clamp(1 - args.clip, 1 + args.clip) * adv)
+        loss = -surrogate.mean()  # Eq. 40
+        if args.bound_coef > 0:
+            outside = mean - mean.clamp(self.low, self.high)
+            loss = loss + args.bound_coef * outside.square().sum(-1).mean()
+        self.step(self.optimizer_actor, self.actor, loss)
+        with torch.no_grad():
+            self.kl_sum += (ratio - 1 - log_ratio).sum()
+            self.clipped.copy_(((ratio - 1).abs() > args.clip).float().mean())
+
+    def step_critics(self, obs: Tensor, rows: Tensor) -> None:
+        value_r, value_c = self.critics_of(obs, bf16=self.args.bf16)
+        target_r, target_c = self.targets.index_select(1, rows)
+        loss_r = 0.5 * (value_r - target_r).square().mean()  # Eq. 43
+        loss_c = 0.5 * (value_c - target_c).square().mean()  # Eq. 44
+        loss = loss_r + loss_c
+        self.step(self.optimizer_critics, self.critics, loss)
+        self.value_loss.copy_(loss.detach())
+
+    def step(self, optimizer: torch.optim.Adam, weights: list[nn.Parameter], loss: Tensor) -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(weights, self.args.max_grad_norm)
+        optimizer.step()
+
+    def critics_of(self, obs: Tensor, *, bf16: bool = False) -> Tensor:
+        """Return both values of normalised observations, (2, B)."""
+        nets = self.agent.critic_r, self.agent.critic_c
+        if self.on_gpu:
+            return through_all(nets, obs, bf16=bf16).squeeze(-1)
+        return torch.stack([through(net, obs, bf16=bf16).squeeze(-1) for net in nets])
 
 
 # -- Evaluation ------------------------------------------------------------------------------------
@@ -281,6 +484,7 @@ def train(args: Args) -> Path:
         raise ValueError(
             f"--lr-decay must be in [0, 1], got {args.lr_decay}; 0 keeps --lr constant"
         )
+    require_device(args.device)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -291,14 +495,10 @@ def train(args: Args) -> Path:
         check_film(args.env_id)
     obs_dim, act_dim = flat_dims(envs)
     low, high = action_bounds(envs)
-    lowest, highest = torch.as_tensor(low), torch.as_tensor(high)
     agent = Agent(
         obs_dim, act_dim, hidden_sizes=args.hidden_sizes, initial_log_std=args.initial_log_std
     )
-    actor = [*agent.mean.parameters(), agent.log_std]
-    critics = [*agent.critic_r.parameters(), *agent.critic_c.parameters()]
-    optimizer_actor = torch.optim.Adam(actor, lr=args.lr, fused=True)
-    optimizer_critics = torch.optim.Adam(critics, lr=args.lr, fused=True)
+    learner = Learner(agent, args, low, high)
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](
         lr=args.multiplier_lr, initial=args.multiplier_initial
     )
@@ -327,6 +527,11 @@ def train(args: Args) -> Path:
     terminated = torch.zeros(shape, dtype=torch.bool)
     done = torch.zeros(shape, dtype=torch.bool)
     next_values = torch.zeros(2, *shape)
+    # The same memory as NumPy sees it, which writes a row in a tenth of the time.
+    obs_rows, action_rows, reward_rows, cost_rows, terminated_rows, done_rows = (
+        x.numpy() for x in (obs, actions, rewards, costs, terminated, done)
+    )
+    laps = Laps()
     episode_return, episode_cost = np.zeros(args.num_envs), np.zeros(args.num_envs)
     ended: list[tuple[float, float]] = []  # (return, true cost) of all episodes, in order
     iteration, num_recorded = 0, 0
@@ -345,8 +550,7 @@ def train(args: Args) -> Path:
             return {
                 "iteration": iteration,
                 "agent": agent.state_dict(),
-                "optimizer_actor": optimizer_actor.state_dict(),
-                "optimizer_critics": optimizer_critics.state_dict(),
+                "learner": learner.state_dict(),
                 "multiplier": multiplier.state_dict(),
                 "rng": rng.bit_generator.state,
                 "noise": noise.get_state(),
@@ -365,8 +569,7 @@ def train(args: Args) -> Path:
         if state is not None:
             iteration = state["iteration"]
             agent.load_state_dict(state["agent"])
-            optimizer_actor.load_state_dict(state["optimizer_actor"])
-            optimizer_critics.load_state_dict(state["optimizer_critics"])
+            learner.load_state_dict(state["learner"])
             multiplier.load_state_dict(state["multiplier"])
             rng.bit_generator.state = state["rng"]
             noise.set_state(state["noise"])
@@ -390,31 +593,35 @@ def train(args: Args) -> Path:
         first = iteration + 1
         try:
             for iteration in range(first, args.num_iterations + 1):
-                for optimizer in (optimizer_actor, optimizer_critics):
-                    optimizer.param_groups[0]["lr"] = args.lr_at(iteration)
+                learner.set_lr(args.lr_at(iteration))
+                laps.begin()
                 # -- 1. Roll out ---------------------------------------------------------------
                 final_obs: list[np.ndarray] = []
                 perturbation = torch.randn(*shape, act_dim, generator=noise)
-                std = agent.log_std.detach().exp()
+                perturbation *= agent.log_std.detach().exp()
                 newly_ended, num_diverged = len(ended), 0
+                # Few rows are not worth sharing; a thread that waits for more holds up the envs.
+                torch.set_num_threads(1)
                 for t in range(args.num_steps):
-                    obs[t] = torch.as_tensor(next_obs, dtype=torch.float32)
+                    obs_rows[t] = next_obs
                     with torch.no_grad():
-                        actions[t] = agent.mean(agent.normalize(obs[t])) + std * perturbation[t]
-                    check_finite("actions", actions[t].numpy(), t)
-                    executed = np.clip(actions[t].numpy(), low, high)
+                        actions[t] = agent.mean(agent.normalize(obs[t])) + perturbation[t]
+                    check_finite("actions", action_rows[t], t)
+                    executed = np.clip(action_rows[t], low, high)
+                    laps.end("inference")
                     next_obs, reward, terminal, truncated, infos = envs.step(executed)
+                    laps.end("env")
                     is_done = terminal | truncated
                     diverged = diverged_envs(infos, args.num_envs)
                     true_cost = require_cost(step_costs(infos, args.num_envs, is_done), args.env_id)
                     check_finite("observations", next_obs, t)
                     check_finite("rewards", reward, t)
                     check_finite("costs", true_cost, t)
-                    rewards[t], costs[t] = torch.as_tensor(reward), torch.as_tensor(true_cost)
-                    terminated[t], done[t] = torch.as_tensor(terminal), torch.as_tensor(is_done)
+                    reward_rows[t], cost_rows[t] = reward, true_cost
+                    terminated_rows[t], done_rows[t] = terminal, is_done
                     if recorder and writer:
                         for trajectory in recorder.record(
-                            obs[t].numpy(), executed, true_cost, is_done, diverged=diverged
+                            obs_rows[t], executed, true_cost, is_done, diverged=diverged
                         ):
                             # After a resume some are in the dataset already.
                             if num_recorded == writer.seen:
@@ -425,24 +632,25 @@ def train(args: Args) -> Path:
                     episode_return += reward
                     episode_cost += true_cost
                     if is_done.any():
-                        final_obs += list(infos["final_obs"][is_done])
-                        check_finite("observations", np.stack(final_obs), t)
+                        final_obs.append(np.stack(infos["final_obs"][is_done]))
+                        check_finite("observations", final_obs[-1], t)
                         whole = is_done & ~diverged
                         num_diverged += int(diverged.sum())
                         ended += zip(episode_return[whole], episode_cost[whole], strict=True)
                         episode_return[is_done] = episode_cost[is_done] = 0.0
+                torch.set_num_threads(args.torch_threads)
+                laps.end("inference")
 
                 # -- 4. Advantages -------------------------------------------------------------
                 flat_obs = agent.normalize(obs.flatten(0, 1))  # (T * N, obs_dim)
-                with torch.no_grad():
-                    values = torch.stack(agent.values(flat_obs)).view(2, *shape)
-                    old_log_prob = agent.log_prob(agent.mean(flat_obs), actions.flatten(0, 1))
-                    last = torch.as_tensor(next_obs, dtype=torch.float32)
-                    next_values[:, :-1] = values[:, 1:]
-                    next_values[:, -1] = torch.stack(agent.values(agent.normalize(last)))
-                    if final_obs:
-                        final = torch.as_tensor(np.stack(final_obs), dtype=torch.float32)
-                        next_values[:, done] = torch.stack(agent.values(agent.normalize(final)))
+                learner.take_rollout(flat_obs, actions.flatten(0, 1))
+                values = learner.values(flat_obs).view(2, *shape)
+                last = torch.as_tensor(next_obs, dtype=torch.float32)
+                next_values[:, :-1] = values[:, 1:]
+                next_values[:, -1] = learner.values(agent.normalize(last))
+                if final_obs:
+                    final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
+                    next_values[:, done] = learner.values(agent.normalize(final))
                 adv_r, adv_c = (
                     gae(
                         signal,
@@ -463,45 +671,9 @@ def train(args: Args) -> Path:
                 adv = (adv_r - multiplier.value * adv_c).flatten() / (1 + multiplier.value)
 
                 # -- 5. Policy -----------------------------------------------------------------
-                flat_actions = actions.flatten(0, 1)
-                actor_goes_on, actor_epochs, kl, clipped = True, 0, 0.0, 0.0
-                for _ in range(args.epochs):
-                    kl_sum = torch.zeros(())
-                    for rows in minibatches(args.batch_size, args.minibatch_size, rng):
-                        batch_obs = flat_obs[rows]
-                        if actor_goes_on:
-                            mean = agent.mean(batch_obs)
-                            log_prob = agent.log_prob(mean, flat_actions[rows])
-                            log_ratio = log_prob - old_log_prob[rows]
-                            ratio = log_ratio.exp()
-                            surrogate = torch.minimum(
-                                ratio * adv[rows],
-                                ratio.clamp(1 - args.clip, 1 + args.clip) * adv[rows],
-                            )
-                            loss = -surrogate.mean()  # Eq. 40
-                            if args.bound_coef > 0:
-                                outside = mean - mean.clamp(lowest, highest)
-                                loss = loss + args.bound_coef * outside.square().sum(-1).mean()
-                            optimizer_actor.zero_grad()
-                            torch.autograd.backward(loss)
-                            nn.utils.clip_grad_norm_(actor, args.max_grad_norm)
-                            optimizer_actor.step()
-                            with torch.no_grad():
-                                kl_sum += (ratio - 1 - log_ratio).sum()
-                                clipped = float(((ratio - 1).abs() > args.clip).float().mean())
-                        value_r, value_c = agent.values(batch_obs)
-                        loss_r = 0.5 * (value_r - targets[0, rows]).square().mean()  # Eq. 43
-                        loss_c = 0.5 * (value_c - targets[1, rows]).square().mean()  # Eq. 44
-                        optimizer_critics.zero_grad()
-                        torch.autograd.backward(loss_r + loss_c)
-                        nn.utils.clip_grad_norm_(critics, args.max_grad_norm)
-                        optimizer_critics.step()
-                    if actor_goes_on:
-                        actor_epochs += 1
-                        kl = float(kl_sum) / args.batch_size
-                        actor_goes_on = kl <= args.target_kl
-                value_loss = float((loss_r + loss_c).detach())
+                policy_metrics = learner.update(adv, targets, rng)
                 agent.update_normalizer(obs.flatten(0, 1))
+                laps.end("update")
 
                 # -- 6. Dual ascent ------------------------------------------------------------
                 fresh = np.array(ended[newly_ended:]).reshape(-1, 2)
@@ -515,13 +687,11 @@ def train(args: Args) -> Path:
                     "multiplier": multiplier.value,
                     "episodes": len(fresh),
                     "diverged": num_diverged,
-                    "kl": kl,
-                    "actor_epochs": actor_epochs,
-                    "clip_fraction": clipped,
-                    "value_loss": value_loss,
+                    **policy_metrics,
                     "explained_variance_r": explained_variance(values[0], targets[0]),
                     "explained_variance_c": explained_variance(values[1], targets[1]),
                     "policy_std": float(agent.log_std.detach().exp().mean()),
+                    **laps.take(),
                 }
                 run.log(iteration * args.batch_size, metrics)
                 if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
@@ -573,11 +743,6 @@ def train(args: Args) -> Path:
         run.finish(summary)
     envs.close()
     return run.folder
-
-
-def minibatches(total: int, size: int, rng: np.random.Generator) -> Iterator[Tensor]:
-    order = torch.from_numpy(rng.permutation(total))
-    yield from torch.split(order, size)
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float:

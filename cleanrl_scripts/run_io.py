@@ -24,10 +24,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 import tyro
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
@@ -154,6 +155,58 @@ def require_positive(args: Any, *names: str) -> None:
             raise ValueError(
                 f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}"
             )
+
+
+def require_device(name: str) -> None:
+    """Refuse a GPU that PyTorch cannot use.
+
+    Raises:
+        ValueError: If it is asked for.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is "
+            f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
+            "or leave out --device"
+        )
+
+
+class Laps:
+    """Where an iteration's time goes: each moment belongs to the phase that ends next."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def begin(self) -> None:
+        """Forget the time since the last phase ended."""
+        self._last = time.perf_counter()
+
+    def end(self, phase: str) -> None:
+        """Count the time since the last phase ended to this one."""
+        now = time.perf_counter()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._last
+        self._last = now
+
+    def take(self) -> dict[str, float]:
+        """Return `seconds_PHASE` for each, and begin anew."""
+        taken = {f"seconds_{phase}": round(s, 4) for phase, s in self._seconds.items()}
+        self._seconds.clear()
+        return taken
+
+
+class TimedEnvs(VectorWrapper):
+    """Tells the envs' own time from that of the wrapper around them, which scores their steps."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], laps: Laps) -> None:
+        super().__init__(envs)
+        self._laps = laps
+
+    def step(self, actions: Any) -> Any:
+        self._laps.end("cost_model")
+        result = self.env.step(actions)
+        self._laps.end("env")
+        return result
 
 
 class Run:

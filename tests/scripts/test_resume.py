@@ -81,7 +81,7 @@ def run_with_kills(script, options, folder, *, kills, seed):
 
 def metrics(folder):
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "wall_seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
 
 
 def summary(folder):
@@ -177,6 +177,18 @@ def test_a_pbcrl_run_goes_on_from_between_two_checkpoints(
     args = pbcrl_args("cut", checkpoint_interval=4, label_delay=1)
     cut_off(module, args, after=11, monkeypatch=monkeypatch)
     assert len(metrics(tmp_path / "cut")) == 11
+    resume(module, tmp_path / "cut")
+    assert_same_run(tmp_path / "cut", whole)
+
+
+def test_a_run_in_bfloat16_repeats_itself_and_goes_on(scripts, tmp_path, monkeypatch):
+    module = scripts.ppo_lag
+    options = {**RUN, "total_timesteps": 2_000, "bf16": True, "runs_dir": str(tmp_path)}
+    whole, again = (
+        module.train(module.Args(**options, run_name=name)) for name in ("whole", "again")
+    )
+    assert_same_run(again, whole)
+    cut_off(module, module.Args(**options, run_name="cut"), after=3, monkeypatch=monkeypatch)
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import imageio_ffmpeg
 import numpy as np
@@ -177,7 +178,7 @@ def test_episodes_that_end_early_are_collected_learned_from_and_trained_on(scrip
 def test_the_same_seed_twice_gives_identical_weights_and_metrics(scripts, tmp_path, toy_dataset):
     def without_clock(folder):
         return [
-            {key: value for key, value in row.items() if key != "wall_seconds"}
+            {key: value for key, value in row.items() if "seconds" not in key}
             for row in rows(folder)
         ]
 
@@ -191,6 +192,23 @@ def test_the_same_seed_twice_gives_identical_weights_and_metrics(scripts, tmp_pa
     for file in ("agent.safetensors", "cost_model.safetensors"):
         assert (first / file).read_bytes() == (again / file).read_bytes()
         assert (first / file).read_bytes() != (other / file).read_bytes()
+
+
+def test_the_phases_of_an_iteration_take_its_time(scripts, tmp_path, toy_dataset):
+    plain = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, run_name="plain"))
+    learner = scripts.ppo_lag_pbcrl.train(
+        small_pbcrl(scripts, tmp_path, toy_dataset, run_name="learner")
+    )
+    for folder, phases in [
+        (plain, {"env", "inference", "update"}),
+        (learner, {"env", "inference", "update", "cost_model"}),
+    ]:
+        logged = rows(folder)
+        for before, row in pairwise(logged):
+            seconds = {k: v for k, v in row.items() if k.startswith("seconds_")}
+            assert set(seconds) == {f"seconds_{phase}" for phase in phases}
+            assert min(seconds.values()) > 0
+            assert sum(seconds.values()) < row["wall_seconds"] - before["wall_seconds"] + 0.002
 
 
 def test_true_costs_reach_the_learner_through_labels_only(scripts, tmp_path, toy_episodes):
