@@ -69,9 +69,10 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
     rng = np.random.default_rng(0)
     start = time.perf_counter()
     for _ in range(run.epochs):
-        for rows in ppo_lag.minibatches(run.batch_size, run.minibatch_size, rng):
+        order = torch.from_numpy(rng.permutation(run.batch_size))
+        for rows in torch.split(order, run.minibatch_size):
             batch = obs[rows]
-            value_r, value_c = agent.values(batch)
+            value_r, value_c = agent.critic_r(batch), agent.critic_c(batch)
             losses = (
                 -agent.log_prob(agent.mean(batch), actions[rows]).mean(),
                 value_r.square().mean() + value_c.square().mean(),

@@ -84,10 +84,12 @@ def plain_update(agent, args, rollout, rng):
     return kls
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("bound_coef", [0.0, 0.3])
 @pytest.mark.parametrize("target_kl", [np.inf, 0.01])
-def test_an_update_is_that_of_a_plain_loop(scripts, rollout, target_kl, bound_coef):
+def test_an_update_is_that_of_a_plain_loop(scripts, rollout, target_kl, bound_coef, together):
     learner = make_learner(scripts.ppo_lag, target_kl=target_kl, bound_coef=bound_coef)
+    learner.critics_together = together
     agent = copy.deepcopy(learner.agent)
     before = weights(agent)
     logged = train(learner, rollout)
@@ -100,25 +102,21 @@ def test_an_update_is_that_of_a_plain_loop(scripts, rollout, target_kl, bound_co
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_stacked_critics_have_the_outputs_and_gradients_of_separate_ones(scripts, rollout, bf16):
-    script = scripts.ppo_lag
-    agent = make_learner(script).agent
-    nets, obs = (agent.critic_r, agent.critic_c), rollout[0]
-    outputs, gradients = [], []
-    for stacked in (False, True):
-        agent.zero_grad()
-        if stacked:
-            values = script.through_all(nets, obs, bf16=bf16)
-        else:
-            values = torch.stack([script.through(net, obs, bf16=bf16) for net in nets])
-        torch.autograd.backward((values * torch.tensor([1.0, -3.0])[:, None, None]).square().mean())
-        outputs.append(values)
-        gradients.append([weight.grad for net in nets for weight in net.parameters()])
+def test_both_critics_at_once_have_the_values_and_gradients_of_each_alone(scripts, rollout, bf16):
+    learner = make_learner(scripts.ppo_lag, bf16=bf16)
+    values, gradients = [], []
+    for together in (False, True):
+        learner.critics_together = together
+        learner.critics_gradient.zero_()
+        values.append(learner.critics_of(rollout[0], bf16=bf16))
+        torch.autograd.backward((values[-1] * torch.tensor([[1.0], [-3.0]])).square().mean())
+        nets = learner.agent.critic_r, learner.agent.critic_c
+        gradients.append([part.grad.clone() for net in nets for part in net.parameters()])
     tolerance = {"atol": 1e-2, "rtol": 1e-2} if bf16 else {"atol": 1e-6, "rtol": 1e-6}
-    torch.testing.assert_close(*outputs, **tolerance)
+    torch.testing.assert_close(*values, **tolerance)
     torch.testing.assert_close(*gradients, **tolerance)
-    assert outputs[0].shape == (2, ROWS, 1)
-    assert outputs[0].dtype == torch.float32
+    assert values[1].shape == (2, ROWS)
+    assert values[1].dtype == torch.float32
 
 
 def test_hidden_layers_alone_are_rounded_to_bfloat16(scripts, rollout):
@@ -165,7 +163,7 @@ def test_a_learner_goes_on_where_its_state_was_taken(scripts, rollout):
     train(first, rollout)
     second = make_learner(scripts.ppo_lag)
     second.acting.load_state_dict(first.acting.state_dict())
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    second.load_optimizer(copy.deepcopy(first.optimizer.state_dict()))
     second.take_rollout(*rollout[:2])
     second.update(*rollout[2:], np.random.default_rng(1))
     assert torch.equal(weights(second.agent), weights(whole.agent))
