@@ -465,12 +465,13 @@ def through(net: nn.Sequential, x: Tensor, *, bf16: bool) -> Tensor:
 
     The last layer is not: it is small, and its rounding would show in the output as it is.
     """
-    if not bf16:
-        outputs: Tensor = net(x)
-        return outputs
-    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-        hidden = net[:-1](x)
-    outputs = net[-1](hidden.float())
+    outputs: Tensor
+    if bf16:
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            hidden = net[:-1](x)
+        outputs = net[-1](hidden.float())
+    else:
+        outputs = net(x)
     return outputs
 
 
@@ -671,9 +672,10 @@ class Learner:
     def critics_loss(self, obs: Tensor, rows: Tensor) -> Tensor:
         value_r, value_c = self.critics_of(obs, bf16=self.args.bf16)
         target_r, target_c = self.targets.index_select(1, rows)
-        loss_r: Tensor = 0.5 * (value_r - target_r).square().mean()  # Eq. 43
+        loss_r = 0.5 * (value_r - target_r).square().mean()  # Eq. 43
         loss_c = 0.5 * (value_c - target_c).square().mean()  # Eq. 44
-        return loss_r + loss_c
+        loss: Tensor = loss_r + loss_c
+        return loss
 
     def critics_of(self, obs: Tensor, *, bf16: bool = False) -> Tensor:
         """Return both values of normalised observations, (2, B)."""
@@ -1145,7 +1147,7 @@ def train(args: Args) -> Path:
                 adv = (adv_r - multiplier.value * adv_c).flatten() / (1 + multiplier.value)
 
                 # -- 5. Policy -----------------------------------------------------------------
-                policy_metrics = learner.update(adv, targets, rng)
+                update = learner.update(adv, targets, rng)
                 agent.update_normalizer(obs.flatten(0, 1))
                 laps.end("update")
 
@@ -1165,6 +1167,7 @@ def train(args: Args) -> Path:
                 missed = learned_costs[unsafe] <= cost_model.learned_limit
 
                 # -- 7. Log ------------------------------------------------------------------------
+                seconds = laps.take()
                 metrics = {
                     "return": mean_return,
                     "true_cost": mean_cost,
@@ -1179,11 +1182,17 @@ def train(args: Args) -> Path:
                     "type_ii_rate": float(missed.mean()) if len(missed) else None,
                     "episodes": len(fresh),
                     "diverged": num_diverged,
-                    **policy_metrics,
+                    "kl": update["kl"],
+                    "actor_epochs": update["actor_epochs"],
+                    "clip_fraction": update["clip_fraction"],
+                    "value_loss": update["value_loss"],
                     "explained_variance_r": explained_variance(values[0], targets[0]),
                     "explained_variance_c": explained_variance(values[1], targets[1]),
                     "policy_std": float(agent.log_std.detach().exp().mean()),
-                    **laps.take(),
+                    "seconds_env": seconds["env"],
+                    "seconds_inference": seconds["inference"],
+                    "seconds_cost_model": seconds["cost_model"],
+                    "seconds_update": seconds["update"],
                 }
                 run.log(iteration * args.batch_size, metrics)
                 if iteration % args.checkpoint_interval == 0 or last_one or answers:

@@ -189,9 +189,8 @@ class Laps:
         self._last = now
 
     def take(self) -> dict[str, float]:
-        """Return `seconds_PHASE` for each, and begin anew."""
-        taken = {f"seconds_{phase}": round(s, 4) for phase, s in self._seconds.items()}
-        self._seconds.clear()
+        """Return the seconds of each phase, and count anew."""
+        taken, self._seconds = self._seconds, {}
         return taken
 
 

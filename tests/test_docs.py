@@ -178,7 +178,7 @@ def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     defaults = [item for script in scripts for item in arguments(script).items()]
     known = {name.replace("_", "-") for name, _ in defaults}
     known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default == "True"}
-    assert set(re.findall(r"(?<!-)--([a-z][a-z-]+)", read(page))) <= known
+    assert set(re.findall(r"(?<!-)--([a-z][a-z0-9-]+)", read(page))) <= known
 
 
 # -- Spaces and versions ---------------------------------------------------------------------
