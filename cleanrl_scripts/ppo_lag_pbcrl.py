@@ -818,6 +818,7 @@ def train(args: Args) -> Path:
             max_std=args.max_std,
             lr=args.cost_lr,
             batch_size=args.cost_batch_size,
+            bf16=args.bf16,
             rng=rng,
         )
 
