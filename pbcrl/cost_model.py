@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pbcrl.errors import MismatchError, NonFiniteError
 from pbcrl.nets import MLP, ConvNet
 from pbcrl.spaces import act_dim_of, obs_shape_of
+from pbcrl.step_scorer import StepScorer
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
 
@@ -31,6 +32,9 @@ KIND = "cost-model"
 """Of checkpoints, of a single model as of an ensemble."""
 # Contacts make rare spikes of a hundred standard deviations; beyond ten they carry no more news.
 _INPUT_CLIP = 10.0
+# To wake a second thread for so few takes longer than to score them, and it then spins for a while,
+# on a core that the physics of the environments needs.
+_FEW_NUMBERS = 2**16
 _REMEDY = (
     "train a model on such episodes, or, if the segments were labelled by their share of the "
     "limit, call prorate({steps})"
@@ -155,16 +159,22 @@ class LearnedCost(nn.Module, ABC):
             ValueError: If the shapes are not those of the model.
             NonFiniteError: If a number is NaN or infinite, also after the cast to float32.
         """
-        # Copied, because PyTorch warns of read-only arrays such as memory maps.
-        tensors = [torch.tensor(obs), torch.tensor(actions)]
-        for i, (name, rows) in enumerate(zip(("obs", "actions"), tensors, strict=True)):
-            tensors[i] = rows if rows.dtype == torch.uint8 else rows.float()
-            if not bool(tensors[i].isfinite().all()):
+        rows: list[NDArray[Any]] = []
+        for name, given in zip(("obs", "actions"), (obs, actions), strict=True):
+            with np.errstate(over="ignore"):  # what overflows becomes infinite
+                rows.append(np.array(given, np.uint8 if given.dtype == np.uint8 else np.float32))
+            if not np.isfinite(rows[-1]).all():
                 raise NonFiniteError(
                     f"{name} of a cost model must be finite, got NaN or an infinity in float32; "
                     "find the step that produced it"
                 )
-        cost: Tensor = self(*tensors)
+        threads = torch.get_num_threads()
+        if obs.size <= _FEW_NUMBERS:
+            torch.set_num_threads(1)
+        try:
+            cost: Tensor = self(*map(torch.from_numpy, rows))
+        finally:
+            torch.set_num_threads(threads)
         return cost.float().cpu().numpy()
 
     @torch.no_grad()
@@ -324,6 +334,7 @@ class CostModel(LearnedCost):
             self.net = MLP(shape[0] + act_dim, hidden_sizes)
         softplus = output == "softplus"
         self.limit_output = nn.Parameter(torch.zeros(())) if softplus else None
+        self._scorer: StepScorer | None = None
         # Pixels have their scale already.
         num_scaled = act_dim + (shape[0] if len(shape) == 1 else 0)
         self.register_buffer("input_mean", torch.zeros(num_scaled))
@@ -395,6 +406,24 @@ class CostModel(LearnedCost):
                 f"{tuple(output.shape)}; mend the forward of {type(self.net).__name__}"
             )
         return self._cost_of(output)
+
+    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
+        """Return c_ψ of NumPy rows; see `LearnedCost.step_cost`.
+
+        A few rows for the MLP on a CPU go the way of `StepScorer`.
+        """
+        scorer = self._current_scorer() if obs.ndim == actions.ndim == 2 else None
+        if scorer is None:
+            return super().step_cost(obs, actions)
+        self._check_sizes(obs.shape[1:], actions.shape[1])
+        outputs = scorer.outputs(obs, actions)
+        if outputs is None:
+            return super().step_cost(obs, actions)
+        if self.output == "tanh":
+            outputs = np.tanh(outputs)
+        elif self.output == "softplus":
+            outputs = np.logaddexp(outputs, np.float32(0))
+        return outputs * np.float32(self.output_scale)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ minus the limit as the only member's, (1, B)."""
@@ -599,6 +628,19 @@ class CostModel(LearnedCost):
         if self.discount < 1:
             steps = (1 - self.discount**self.horizon) / (1 - self.discount)
         return steps * self.limit_per_step()
+
+    def _current_scorer(self) -> StepScorer | None:
+        mean, scale, net = self.input_mean, self.input_scale, self.net
+        if not (isinstance(net, _MLP) and StepScorer.can_read(mean)):
+            return None
+        linear = [*net][::2]
+        if self._scorer is None or not self._scorer.reads(mean, scale, linear):
+            readable = all(map(StepScorer.can_read, net.parameters()))
+            self._scorer = StepScorer(mean, scale, linear, clip=_INPUT_CLIP) if readable else None
+        return self._scorer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_scorer": None}  # of a copy: it reads its own tensors
 
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.input_mean, self.input_scale
