@@ -4,6 +4,7 @@
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter.
 # `make parity` compares the robot tasks with the real Safety-Gymnasium, which has an environment of
 # its own; PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11.
+# `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 # `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
 PYTHON ?= python3
@@ -19,12 +20,17 @@ PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
 PARITY_READY := $(PARITY_VENV)/.ready
 
+# OmniSafe lives on the same interpreter, in an environment of its own for `make bench`.
+OMNISAFE_VENV := .venv-omnisafe
+OMNISAFE_BIN := $(OMNISAFE_VENV)/bin
+OMNISAFE_READY := $(OMNISAFE_VENV)/.ready
+
 # The oldest one, and the first whose vector envs say when they reset themselves.
 GYMNASIUMS := 0.28.1 1.1.0
 # With the oldest goes the oldest NumPy, where Python still has it.
 WITH_0.28.1 := "numpy==1.26.4; python_version < '3.13'"
 
-.PHONY: run test test-fast test-gymnasium lint parity bench benchmark smoke toy queries driving pictures env parity-env clean
+.PHONY: run test test-fast test-gymnasium lint parity bench benchmark smoke toy queries driving pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -50,8 +56,11 @@ lint: env
 parity: env parity-env
 	PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
 
-bench: env parity-env
+bench: env parity-env omnisafe-env
+	$(BIN)/python tests/benchmarks/bench_omnisafe.py --omnisafe-python $(OMNISAFE_BIN)/python
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py
+	$(BIN)/python tests/benchmarks/bench_trainer.py
+	$(BIN)/python tests/benchmarks/bench_wrapper.py
 	$(BIN)/python tests/benchmarks/bench_robotics.py --parity-python $(PARITY_BIN)/python
 
 benchmark: env
@@ -102,5 +111,16 @@ $(PARITY_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt
 	$(PARITY_BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+omnisafe-env: $(OMNISAFE_READY)
+
+$(OMNISAFE_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt .ci/omnisafe-requirements.txt
+	$(PARITY_PYTHON) -m venv $(OMNISAFE_VENV)
+	$(OMNISAFE_BIN)/python -m pip install --quiet pip==26.3
+	@echo "installing OmniSafe 0.5.0 and Safety-Gymnasium 1.0.0 into $(OMNISAFE_VENV)"
+	$(OMNISAFE_BIN)/python -m pip install --quiet --no-deps --requirement .ci/omnisafe-requirements.txt
+	$(OMNISAFE_BIN)/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
+	$(OMNISAFE_BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(VENV)-gymnasium-* $(PARITY_VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-gymnasium-* $(PARITY_VENV) $(OMNISAFE_VENV) build *.egg-info

@@ -1,31 +1,34 @@
-"""End-to-end rate of PPO-Lag against its ceiling, all measured in turns in one run (`make bench`).
+"""PPO-Lag end to end against its ceiling, and with `--bf16`, in turns; part of `make bench`.
 
 The ceiling is `1 / (1 / env_rate + 1 / update_rate)`: the bare env with random actions, and the
-bare gradient steps of actor and critics on a rollout of the same size. What is missing to 100 % is
-inference, advantages, bookkeeping and logging.
+bare gradient steps of actor and critics on a rollout of the same size, in float32. What is missing
+to 100 % is inference, advantages, bookkeeping and logging. Then where the time goes, with and
+without a learned cost, and how the rate grows with environments and threads.
+
+`--device cuda` does the same with the updates on a GPU.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 import tyro
+from script_runs import SCRIPTS, Rows, phases, print_phases, rate, run_script
 from torch import nn
 
-SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-import ppo_lag  # noqa: E402
-from run_io import action_bounds, flat_dims, make_envs  # noqa: E402
+import ppo_lag
+from run_io import action_bounds, flat_dims, make_envs
+
+BATCH = 20_480
+"""Env steps per iteration where the number of environments varies: a multiple of all of them."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,19 @@ class Args:
     env_id: str = "SafetyPointGoal1-v0"
     """task to run"""
     rounds: int = 3
-    """times that all three are measured, in turns; medians are compared"""
+    """times that all are measured, in turns; medians are compared"""
     iterations: int = 3
     """iterations of PPO-Lag per round; the first is warm-up and not counted"""
     torch_threads: int = 2
     """threads of PyTorch"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where the updates are computed"""
+    num_envs: tuple[int, ...] = (1, 4, 20, 64, 256)
+    """numbers of environments to compare, with as many steps per iteration; may be empty"""
+    num_threads: tuple[int, ...] = (1, 2)
+    """numbers of PyTorch's threads to compare; may be empty"""
+    learned_cost: bool = True
+    """whether to show the phases of ppo_lag_pbcrl.py, too"""
 
 
 def env_rate(args: Args, run: ppo_lag.Args) -> float:
@@ -61,64 +72,117 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
     obs_dim, act_dim = flat_dims(envs)
     envs.close()
     torch.manual_seed(0)
-    agent = ppo_lag.Agent(obs_dim, act_dim, hidden_sizes=run.hidden_sizes)
+    agent = ppo_lag.Agent(obs_dim, act_dim, hidden_sizes=run.hidden_sizes).to(args.device)
     actor = [*agent.mean.parameters(), agent.log_std]
     critics = [*agent.critic_r.parameters(), *agent.critic_c.parameters()]
     optimizers = [torch.optim.Adam(part, lr=run.lr, fused=True) for part in (actor, critics)]
-    obs, actions = torch.randn(run.batch_size, obs_dim), torch.randn(run.batch_size, act_dim)
+    obs = torch.randn(run.batch_size, obs_dim, device=args.device)
+    actions = torch.randn(run.batch_size, act_dim, device=args.device)
     rng = np.random.default_rng(0)
     start = time.perf_counter()
     for _ in range(run.epochs):
-        order = torch.from_numpy(rng.permutation(run.batch_size))
+        order = torch.from_numpy(rng.permutation(run.batch_size)).to(args.device)
         for rows in torch.split(order, run.minibatch_size):
-            batch = obs[rows]
-            value_r, value_c = agent.critic_r(batch), agent.critic_c(batch)
+            batch = obs.index_select(0, rows)
             losses = (
-                -agent.log_prob(agent.mean(batch), actions[rows]).mean(),
-                value_r.square().mean() + value_c.square().mean(),
+                -agent.log_prob(agent.mean(batch), actions.index_select(0, rows)).mean(),
+                agent.critic_r(batch).square().mean() + agent.critic_c(batch).square().mean(),
             )
             for optimizer, part, loss in zip(optimizers, (actor, critics), losses, strict=True):
                 optimizer.zero_grad()
                 torch.autograd.backward(loss)
                 nn.utils.clip_grad_norm_(part, run.max_grad_norm)
                 optimizer.step()
+    if args.device == "cuda":
+        torch.cuda.synchronize()
     return run.batch_size / (time.perf_counter() - start)
 
 
-def end_to_end_rate(args: Args, run: ppo_lag.Args) -> float:
-    """Env steps per second of `ppo_lag.py` itself, from its own log, without the KL stop."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(SCRIPTS / "ppo_lag.py"), "--env-id", args.env_id]
-        command += ["--total-timesteps", str(args.iterations * run.batch_size)]
-        command += ["--target-kl", "inf", "--eval-episodes", "1", "--runs-dir", folder]
-        command += ["--run-name", "run", "--torch-threads", str(args.torch_threads)]
-        subprocess.run(command, check=True, capture_output=True)
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-        first, last = json.loads(lines[0]), json.loads(lines[-1])
-    steps = last["env_steps"] - first["env_steps"]
-    return float(steps / (last["wall_seconds"] - first["wall_seconds"]))
+def train(
+    args: Args,
+    *options: object,
+    script: str = "ppo_lag.py",
+    num_envs: int = 20,
+    num_steps: int = 1_000,
+    iterations: int | None = None,
+    torch_threads: int | None = None,
+) -> Rows:
+    """Run a script without the KL stop, so that every iteration takes as many gradient steps."""
+    return run_script(
+        script,
+        *("--env-id", args.env_id, "--device", args.device, "--target-kl", "inf"),
+        *("--num-envs", num_envs, "--num-steps", num_steps),
+        *("--total-timesteps", (iterations or args.iterations) * num_envs * num_steps),
+        *("--torch-threads", torch_threads or args.torch_threads, "--eval-episodes", 1),
+        *options,
+    )
+
+
+def compare(args: Args, run: ppo_lag.Args) -> None:
+    """Print the share of the ceiling that is reached, and what `--bf16` gains."""
+    rates, tables = [], []
+    for _ in range(args.rounds):
+        env, update = env_rate(args, run), update_rate(args, run)
+        fp32, bf16 = train(args), train(args, "--bf16")
+        ceiling = 1 / (1 / env + 1 / update)
+        share, gain = rate(fp32) / ceiling, rate(bf16) / rate(fp32)
+        rates.append((env, update, ceiling, rate(fp32), share, rate(bf16), gain))
+        tables.append((phases(fp32), phases(bf16)))
+        print(
+            f"   env {env:8,.0f}   update {update:8,.0f}   ceiling {ceiling:8,.0f}   end to end "
+            f"{rate(fp32):8,.0f} steps/s = {share:.0%}   with --bf16 {rate(bf16):8,.0f} = "
+            f"{gain:.2f} times",
+            flush=True,
+        )
+    _, _, ceiling, whole, share, half, gain = np.median(np.array(rates), axis=0)
+    print(
+        f"median: end to end {whole:,.0f} steps/s, {share:.0%} of its ceiling {ceiling:,.0f}; "
+        f"with --bf16 {half:,.0f}, {gain:.2f} times as fast\n"
+    )
+    titles, shown = ["ppo_lag.py", "ppo_lag.py --bf16"], list(tables[-1])
+    if args.learned_cost:
+        # Its queries per labelling round are those of 2,000 over 2M steps.
+        online = "--offline-queries", 0, "--online-queries", 100, "--finetune-interval", 5
+        for option in ((), ("--bf16",)):
+            titles.append(" ".join(["ppo_lag_pbcrl.py", *option]))
+            rows = train(args, *online, *option, script="ppo_lag_pbcrl.py", iterations=6)
+            shown.append(phases(rows))
+    print_phases(titles, shown)
+
+
+def scale(args: Args) -> None:
+    """Print the rate by the number of environments and by that of threads."""
+    for num_envs in args.num_envs:
+        rows = train(
+            args,
+            *("--minibatch-size", BATCH // 10),
+            num_envs=num_envs,
+            num_steps=BATCH // num_envs,
+            iterations=2,
+        )
+        print(
+            f"   {num_envs:4d} envs   {rate(rows):8,.0f} steps/s   (env "
+            f"{phases(rows)['env']:,.0f} us per step, inference {phases(rows)['inference']:,.0f})",
+            flush=True,
+        )
+    for threads in args.num_threads:
+        rows = train(args, torch_threads=threads)
+        print(f"   {threads:4d} threads of PyTorch   {rate(rows):8,.0f} steps/s", flush=True)
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
-    run = ppo_lag.Args(env_id=args.env_id, torch_threads=args.torch_threads)
+    run = ppo_lag.Args(env_id=args.env_id)
+    where = f"{os.cpu_count()} cores"
+    if args.device == "cuda":
+        where += f", {torch.cuda.get_device_name()}"
     print(
         f"{args.env_id}: {run.num_envs} envs x {run.num_steps} steps, {run.epochs} epochs of "
-        f"{run.minibatch_size}, nets {run.hidden_sizes}, {args.torch_threads} threads of "
-        f"{os.cpu_count()} cores"
+        f"{run.minibatch_size}, nets {run.hidden_sizes}, {args.torch_threads} threads of {where}"
     )
-    rates = []
-    for _ in range(args.rounds):
-        env, update, whole = (f(args, run) for f in (env_rate, update_rate, end_to_end_rate))
-        ceiling = 1 / (1 / env + 1 / update)
-        rates.append((env, update, ceiling, whole, whole / ceiling))
-        print(
-            f"   env {env:8,.0f}   update {update:8,.0f}   ceiling {ceiling:8,.0f}   "
-            f"end to end {whole:8,.0f} steps/s = {whole / ceiling:.0%}",
-            flush=True,
-        )
-    env, update, ceiling, whole, share = np.median(np.array(rates), axis=0)
-    print(f"median: end to end {whole:,.0f} steps/s, {share:.0%} of its ceiling {ceiling:,.0f}")
+    compare(args, run)
+    print(f"\nby environments, {BATCH} steps per iteration, and by threads")
+    scale(args)
 
 
 if __name__ == "__main__":

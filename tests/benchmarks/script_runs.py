@@ -1,0 +1,64 @@
+"""Short runs of the training scripts for the benchmarks, read from their own logs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
+PHASES = ("env", "inference", "update", "cost_model")
+"""The fields `seconds_*` of metrics.jsonl, which a script has as far as it has the phase."""
+
+Rows = list[dict[str, Any]]
+"""The lines of a run's metrics.jsonl, one per iteration."""
+
+
+def run_script(name: str, *options: object) -> Rows:
+    """Run a script to its end in a folder of its own.
+
+    Raises:
+        SystemExit: If it fails, with what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(SCRIPTS / name), *map(str, options), "--runs-dir", folder]
+        done = subprocess.run([*command, "--run-name", "run"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise SystemExit(f"error: {' '.join(command)} failed\n{done.stdout}{done.stderr}")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def rate(rows: Rows) -> float:
+    """Env steps per second from the end of the first iteration, which warms up, to the last."""
+    steps: int = rows[-1]["env_steps"] - rows[0]["env_steps"]
+    return float(steps / (rows[-1]["wall_seconds"] - rows[0]["wall_seconds"]))
+
+
+def phases(rows: Rows) -> dict[str, float]:
+    """Microseconds per env step of each phase, without the first iteration; "rest" is the rest."""
+    steps = rows[-1]["env_steps"] - rows[0]["env_steps"]
+    found = {
+        phase: sum(row[f"seconds_{phase}"] for row in rows[1:]) / steps * 1e6
+        for phase in PHASES
+        if f"seconds_{phase}" in rows[0]
+    }
+    return {**found, "rest": 1e6 / rate(rows) - sum(found.values())}
+
+
+def print_phases(titles: Sequence[str], tables: Sequence[dict[str, float]]) -> None:
+    """Print a column of microseconds per env step for each run, beside their shares."""
+    width = max(map(len, titles)) + 2
+    names = [*PHASES, "rest"]
+    print(f"   {'us per env step':<{width}}" + "".join(f"{name:>18}" for name in names))
+    for title, table in zip(titles, tables, strict=True):
+        total = sum(table.values())
+        cells = [
+            f"{table[name]:,.0f} ({table[name] / total:.0%})" if name in table else "-"
+            for name in names
+        ]
+        print(f"   {title:<{width}}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
