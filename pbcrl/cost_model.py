@@ -630,13 +630,13 @@ class CostModel(LearnedCost):
         return steps * self.limit_per_step()
 
     def _current_scorer(self) -> StepScorer | None:
-        mean, scale, net = self.input_mean, self.input_scale, self.net
-        if not (isinstance(net, _MLP) and StepScorer.can_read(mean)):
-            return None
-        linear = [*net][::2]
-        if self._scorer is None or not self._scorer.reads(mean, scale, linear):
-            readable = all(map(StepScorer.can_read, net.parameters()))
-            self._scorer = StepScorer(mean, scale, linear, clip=_INPUT_CLIP) if readable else None
+        net = self.net
+        if self._scorer is None or not self._scorer.reads(net):
+            self._scorer = None
+            if isinstance(net, _MLP):
+                tensors = self.input_mean, self.input_scale, *net.parameters()
+                if all(map(StepScorer.can_read, tensors)):
+                    self._scorer = StepScorer(self, net, clip=_INPUT_CLIP)
         return self._scorer
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ core that the physics needs. Knows nothing of costs or limits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, final
 
 import numpy as np
@@ -24,21 +24,22 @@ class StepScorer:
     """ReLU layers after an input scale, in NumPy; follows what is done to the tensors in place.
 
     Args:
-        mean: Of the inputs, float32 (num_inputs,), on a CPU as all others.
-        scale: Of the inputs, (num_inputs,).
-        layers: The linear layers; a ReLU follows each but the last, which has one output.
+        model: Has the buffers `input_mean` and `input_scale`, float32 (num_inputs,), on a CPU as
+            all others.
+        net: Linear layers, the last with one output, and a ReLU between each two.
         clip: Largest size of a scaled input.
     """
 
-    def __init__(
-        self, mean: Tensor, scale: Tensor, layers: Sequence[nn.Module], *, clip: float
-    ) -> None:
-        tensors = _tensors(mean, scale, layers)
+    def __init__(self, model: nn.Module, net: nn.Sequential, *, clip: float) -> None:
+        self._model, self._net = model, net
+        tensors = self._tensors()
         self._pointers = [tensor.data_ptr() for tensor in tensors]
         views = [tensor.detach().numpy() for tensor in tensors]
         self._mean, self._scale = views[0][:, None], views[1][:, None]
-        self._weights, self._biases = views[2::2], [bias[:, None] for bias in views[3::2]]
-        self._most_products = max(weight.size for weight in self._weights)
+        self._layers = [
+            (weight, bias[:, None]) for weight, bias in zip(views[2::2], views[3::2], strict=True)
+        ]
+        self._most_products = max(weight.size for weight in views[2::2])
         self._clip = clip
 
     @staticmethod
@@ -46,41 +47,51 @@ class StepScorer:
         """Tell whether NumPy can read a tensor in place, and computes as PyTorch does."""
         return tensor.is_cpu and tensor.dtype == torch.float32
 
-    def reads(self, mean: Tensor, scale: Tensor, layers: Sequence[nn.Module]) -> bool:
+    def reads(self, net: nn.Module) -> bool:
         """Tell whether these are still the tensors that it reads; a move or a load replaces them.
 
-        While it lives their memory cannot become another's.
+        As long as this lives, their memory cannot become another's.
         """
-        tensors = _tensors(mean, scale, layers)
-        return self._pointers == [tensor.data_ptr() for tensor in tensors]
+        if net is not self._net:
+            return False
+        return self._pointers == [tensor.data_ptr() for tensor in self._tensors()]
 
     def outputs(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32] | None:
         """Return one output per row, (N, obs_dim), (N, act_dim) -> (N,).
 
-        None if there are too many rows, or if a number is infinite in float32 or NaN.
+        None if there are too many rows, or if a number is not finite in float32, or so large that
+        its square is not.
         """
         if len(obs) * self._most_products > _FEW_PRODUCTS:
             return None
-        with np.errstate(over="ignore"):  # what overflows becomes infinite
-            values = np.concatenate([obs.T, actions.T], dtype=np.float32)  # (num_inputs, N)
-        if not np.isfinite(values).all():
+        if obs.dtype == actions.dtype == np.float32:
+            values = np.concatenate([obs.T, actions.T])  # (num_inputs, N)
+        else:
+            with np.errstate(over="ignore"):  # what overflows becomes infinite
+                values = np.concatenate([obs.T, actions.T], dtype=np.float32)
+        flat = values.ravel()
+        if not np.dot(flat, flat) < math.inf:  # the fastest way to see NaN and infinities
             return None
         # In columns, since a product of two matrices that lie in memory by rows is the fastest.
         values -= self._mean
         values /= self._scale
         np.minimum(np.maximum(values, -self._clip, out=values), self._clip, out=values)
-        last = len(self._weights) - 1
-        for i, (weight, bias) in enumerate(zip(self._weights, self._biases, strict=True)):
+        last = self._layers[-1]
+        for layer in self._layers:
+            weight, bias = layer
             values = weight @ values
             values += bias
-            if i < last:
+            if layer is not last:
                 np.maximum(values, 0, out=values)
         outputs: NDArray[np.float32] = values[0]
         return outputs
 
-
-def _tensors(mean: Tensor, scale: Tensor, layers: Sequence[nn.Module]) -> list[Any]:
-    tensors: list[Any] = [mean, scale]
-    for layer in layers:
-        tensors += [layer.weight, layer.bias]
-    return tensors
+    def _tensors(self) -> list[Any]:
+        # From the dictionaries that PyTorch itself looks them up in: by its own way to them, that
+        # would take as long as all the sums.
+        buffers = self._model._buffers
+        tensors: list[Any] = [buffers["input_mean"], buffers["input_scale"]]
+        for layer in [*self._net._modules.values()][::2]:
+            assert layer is not None
+            tensors += [layer._parameters["weight"], layer._parameters["bias"]]
+        return tensors

@@ -78,8 +78,25 @@ def replace_input_mean(model: CostModel) -> None:
     model.input_mean = model.input_mean + 1
 
 
+def replace_net(model: CostModel) -> None:
+    model.net = trained_model(seed=7).net
+
+
+def replace_layer(model: CostModel) -> None:
+    model.net[0] = trained_model(seed=7).net[0]
+
+
 @pytest.mark.parametrize(
-    "change", [assign_state, copy_state, assign_vector, replace_one_weight, replace_input_mean]
+    "change",
+    [
+        assign_state,
+        copy_state,
+        assign_vector,
+        replace_one_weight,
+        replace_input_mean,
+        replace_net,
+        replace_layer,
+    ],
 )
 def test_whatever_replaces_a_tensor_changes_the_very_next_cost(change):
     model = trained_model()

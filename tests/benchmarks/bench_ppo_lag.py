@@ -39,6 +39,8 @@ class Args:
     """times that all are measured, in turns; medians are compared"""
     iterations: int = 3
     """iterations of PPO-Lag per round; the first is warm-up and not counted"""
+    num_steps: int = 1_000
+    """env steps per env and iteration, with the script's 20 environments"""
     torch_threads: int = 2
     """threads of PyTorch"""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -79,8 +81,12 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
     obs = torch.randn(run.batch_size, obs_dim, device=args.device)
     actions = torch.randn(run.batch_size, act_dim, device=args.device)
     rng = np.random.default_rng(0)
-    start = time.perf_counter()
-    for _ in range(run.epochs):
+    start = 0.0
+    for epoch in range(-1, run.epochs):
+        if epoch == 0:  # the one before has warmed up
+            if args.device == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
         order = torch.from_numpy(rng.permutation(run.batch_size)).to(args.device)
         for rows in torch.split(order, run.minibatch_size):
             batch = obs.index_select(0, rows)
@@ -103,11 +109,12 @@ def train(
     *options: object,
     script: str = "ppo_lag.py",
     num_envs: int = 20,
-    num_steps: int = 1_000,
+    num_steps: int | None = None,
     iterations: int | None = None,
     torch_threads: int | None = None,
 ) -> Rows:
     """Run a script without the KL stop, so that every iteration takes as many gradient steps."""
+    num_steps = num_steps or args.num_steps
     return run_script(
         script,
         *("--env-id", args.env_id, "--device", args.device, "--target-kl", "inf"),
@@ -172,7 +179,7 @@ def scale(args: Args) -> None:
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
-    run = ppo_lag.Args(env_id=args.env_id)
+    run = ppo_lag.Args(env_id=args.env_id, num_steps=args.num_steps)
     where = f"{os.cpu_count()} cores"
     if args.device == "cuda":
         where += f", {torch.cuda.get_device_name()}"
