@@ -51,7 +51,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=.typings:cleanrl_scripts $(BIN)/mypy cleanrl_scripts/*.py tests/benchmarks/*.py
+	MYPYPATH=.typings:cleanrl_scripts:tests/benchmarks $(BIN)/mypy --explicit-package-bases cleanrl_scripts/*.py tests/benchmarks/*.py
 
 parity: env parity-env
 	PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)

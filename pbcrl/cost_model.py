@@ -633,7 +633,7 @@ class CostModel(LearnedCost):
         net = self.net
         if self._scorer is None or not self._scorer.reads(net):
             self._scorer = None
-            if isinstance(net, _MLP):
+            if isinstance(net, MLP):
                 tensors = self.input_mean, self.input_scale, *net.parameters()
                 if all(map(StepScorer.can_read, tensors)):
                     self._scorer = StepScorer(self, net, clip=_INPUT_CLIP)
