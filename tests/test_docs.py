@@ -145,14 +145,14 @@ def test_the_numbers_of_evaluate_are_documented():
 
 # -- Arguments -------------------------------------------------------------------------------
 
-BENCHMARK = "../tests/benchmarks/bench_cost_model.py"
+BENCHMARKS = sorted((ROOT / "tests" / "benchmarks").glob("bench_*.py"))
 
 
-def arguments(script: str) -> dict[str, str]:
+def arguments(script: Path) -> dict[str, str]:
     """Name and default of each argument of a script, as its source has them."""
     (args,) = (
         node
-        for node in ast.parse(read(SCRIPTS / script)).body
+        for node in ast.parse(read(script)).body
         if isinstance(node, ast.ClassDef) and node.name == "Args"
     )
     fields = [field for field in args.body if isinstance(field, ast.AnnAssign)]
@@ -166,7 +166,7 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
     page = read(ROOT / "docs" / "reading-of-the-paper.md")
     table = rows(section(page, "Settings"))
     assert len(table) > 10
-    defaults = arguments("ppo_lag_pbcrl.py")
+    defaults = arguments(SCRIPTS / "ppo_lag_pbcrl.py")
     for name, value, _ in table:
         assert ast.literal_eval(names(value)[0]) == ast.literal_eval(defaults[names(name)[0]])
 
@@ -174,9 +174,9 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py", "benchmark.py", "report.py")
-    scripts = (*scripts, BENCHMARK)
-    defaults = [item for script in scripts for item in arguments(script).items()]
-    known = {name.replace("_", "-") for name, _ in defaults}
+    paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
+    defaults = [item for path in paths for item in arguments(path).items()]
+    known = {"help", *(name.replace("_", "-") for name, _ in defaults)}
     known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default == "True"}
     assert set(re.findall(r"(?<!-)--([a-z][a-z0-9-]+)", read(page))) <= known
 
