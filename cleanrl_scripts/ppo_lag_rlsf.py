@@ -8,7 +8,7 @@ are shown to the oracle (Reddy et al., "Safety through feedback in constrained R
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -316,36 +316,50 @@ def check_finite(name: str, values: np.ndarray, step: int) -> None:
 # -- Learner ---------------------------------------------------------------------------------------
 
 
-def through(net: nn.Sequential, x: Tensor, *, bf16: bool) -> Tensor:
-    """Return net(x), (B, out); with `bf16` the hidden layers are computed in bfloat16.
+Layers = Sequence[tuple[Tensor, Tensor]]
+"""Weights (out, in) and offsets (out,) of a net, each with a `grad`, from the first layer on. Two
+nets of equal sizes, side by side as (2, out, in) and (2, out), are computed at once."""
 
-    The last layer is not: it is small, and its rounding would show in the output as it is.
+
+def forward(layers: Layers, x: Tensor, *, bf16: bool = False) -> list[Tensor]:
+    """Return what each layer reads, and last what the net puts out: x (B, in) -> (..., B, out).
+
+    With `bf16` the hidden layers are computed in bfloat16. The last one is not: it is small, and
+    its rounding would show in the output as it is.
     """
-    outputs: Tensor
-    if bf16:
-        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
-            hidden = net[:-1](x)
-        outputs = net[-1](hidden.float())
-    else:
-        outputs = net(x)
-    return outputs
+    read = [x.bfloat16() if bf16 and len(layers) > 1 else x.float()]
+    for i, (weight, offset) in enumerate(layers):
+        last = i == len(layers) - 1
+        x = read[-1].float() if last else read[-1]
+        weight, offset = weight.to(x.dtype), offset.to(x.dtype)
+        if weight.ndim == 2:
+            x = torch.addmm(offset, x, weight.t())
+        else:
+            x = torch.baddbmm(offset.unsqueeze(1), x.expand(len(weight), -1, -1), weight.mT)
+        read.append(x if last else x.relu_())
+    return read
 
 
-def through_both(layers: list[tuple[Tensor, Tensor]], x: Tensor, *, bf16: bool) -> Tensor:
-    """Return what `through` does for two nets of equal sizes, (2, B, out), as batched products.
+def backward(layers: Layers, read: list[Tensor], grad: Tensor) -> None:
+    """Write each layer's gradient, given that of the output, (..., B, out); `read` of `forward`.
 
-    Half as many operations: faster on a GPU and with small minibatches, slower with large ones on
-    a CPU. A layer is its weights, (2, out, in), and offsets, (2, out).
+    For nets as plain as these that takes half as many operations as autograd, which is what counts
+    with small minibatches.
     """
-    x = x.expand(2, *x.shape)
-    for weight, offset in layers:
-        last = weight is layers[-1][0]
-        half = bf16 and not last
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=half, cache_enabled=False):
-            inputs = x.float() if last else x
-            x = torch.baddbmm(offset.unsqueeze(1), inputs, weight.transpose(1, 2))
-        x = x if last else x.relu_()
-    return x
+    for i in reversed(range(len(layers))):
+        weight, offset = layers[i]
+        x = read[i].to(grad.dtype)
+        weight.grad.copy_(grad.mT @ x)  # type: ignore[union-attr]
+        torch.sum(grad, dim=-2, dtype=torch.float32, out=offset.grad)
+        if i > 0:
+            grad = (grad @ weight.to(grad.dtype)).to(read[i].dtype)
+            # What autograd calls for a ReLU: 0 where the layer below put out 0.
+            torch.ops.aten.threshold_backward.grad_input(grad, read[i], 0, grad_input=grad)
+
+
+def clip_norm(gradient: Tensor, largest: float) -> None:
+    """Scale a gradient down to a norm; as `nn.utils.clip_grad_norm_`, for one vector."""
+    gradient.mul_((largest / (gradient.norm() + 1e-6)).clamp_(max=1))
 
 
 def in_one_vector(parameters: Iterable[nn.Parameter]) -> tuple[nn.Parameter, Tensor]:
@@ -389,10 +403,15 @@ class Learner:
         both: list[Tensor] = []
         for part, _ in twins:
             place = slice(part.storage_offset(), part.storage_offset() + 2 * part.numel())
-            both.append(nn.Parameter(self.critics.data[place].view(2, *part.shape)))
+            both.append(self.critics.data[place].view(2, *part.shape))
             both[-1].grad = self.critics_gradient[place].view(2, *part.shape)
-        self.critic_layers = list(zip(both[::2], both[1::2], strict=True))
-        self.critics_together = self.on_gpu or args.minibatch_size < 256
+        self.critics_at_once = list(zip(both[::2], both[1::2], strict=True))
+        self.actor_layers, *self.critic_layers = (
+            [(layer.weight, layer.bias) for layer in net if isinstance(layer, nn.Linear)]
+            for net in (self.agent.mean, *nets)
+        )
+        # Half as many operations, but on a CPU slower ones if they are large.
+        self.together = self.on_gpu or args.minibatch_size < 256
         # A graph keeps numbers as they were when it was captured, but reads tensors anew.
         self.lr = torch.tensor(args.lr, device=self.device) if self.on_gpu else args.lr
         self.optimizer = torch.optim.Adam(
@@ -429,8 +448,11 @@ class Learner:
 
         In float32 with `--bf16`, too: advantages are small differences of values.
         """
-        parts = torch.split(obs, 2_000)  # which stay in the caches
-        return torch.cat([self.critics_of(part.to(self.device)) for part in parts], dim=1).cpu()
+        values = []
+        for part in torch.split(obs, 2_000):  # which stay in the caches
+            x = part.to(self.device)
+            values.append(torch.cat([forward(net, x)[-1] for net in self.critic_layers], dim=1))
+        return torch.cat(values).t().cpu()
 
     @torch.no_grad()
     def take_rollout(self, obs: Tensor, actions: Tensor) -> None:
@@ -440,7 +462,7 @@ class Learner:
         for start in range(0, len(obs), 2_000):
             part = slice(start, start + 2_000)
             # As precise as in the epochs, or ratios would not start at 1.
-            mean = through(self.agent.mean, self.obs[part], bf16=self.args.bf16)
+            mean = forward(self.actor_layers, self.obs[part], bf16=self.args.bf16)[-1]
             self.old_log_prob[part] = self.agent.log_prob(mean, self.actions[part])
 
     def update(self, adv: Tensor, targets: Tensor, rng: np.random.Generator) -> dict[str, float]:
@@ -485,60 +507,65 @@ class Learner:
                     self.epoch(train_actor=train_actor)
             self.graphs[train_actor].replay()
 
+    @torch.no_grad()
     def epoch(self, *, train_actor: bool) -> None:
         """Pass once over the rollout, one gradient step per minibatch."""
+        args = self.args
         self.kl_sum.zero_()
         self.actor.grad = self.actor_gradient if train_actor else None  # Adam passes over None
-        for rows in torch.split(self.order, self.args.minibatch_size):
-            obs = self.obs.index_select(0, rows)  # several times as fast as obs[rows]
-            self.critics_gradient.zero_()
-            loss = value_loss = self.critics_loss(obs, rows)
-            if train_actor:
-                self.actor_gradient.zero_()
-                actor_loss, ratio = self.actor_loss(obs, rows)
-                loss = value_loss + actor_loss  # they share no weights
-            torch.autograd.backward(loss)
-            nn.utils.clip_grad_norm_(self.critics, self.args.max_grad_norm)
-            if train_actor:
-                nn.utils.clip_grad_norm_(self.actor, self.args.max_grad_norm)
-            self.optimizer.step()
-        with torch.no_grad():
-            self.value_loss.copy_(value_loss)
-            if train_actor:
-                self.clipped.copy_(((ratio - 1).abs() > self.args.clip).float().mean())
-
-    def actor_loss(self, obs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a minibatch, and its probability ratios, (B,)."""
-        args = self.args
-        actions, old_log_prob, adv = (
-            x.index_select(0, rows) for x in (self.actions, self.old_log_prob, self.adv)
+        # Put into order at once: a copy for each minibatch takes longer.
+        obs, actions, old_log_prob, adv = (
+            torch.split(x.index_select(0, self.order), args.minibatch_size)
+            for x in (self.obs, self.actions, self.old_log_prob, self.adv)
         )
-        mean = through(self.agent.mean, obs, bf16=args.bf16)
+        targets = torch.split(self.targets.index_select(1, self.order), args.minibatch_size, dim=1)
+        for k in range(len(obs)):
+            errors = self.critics_backward(obs[k], targets[k])
+            clip_norm(self.critics_gradient, args.max_grad_norm)
+            if train_actor:
+                ratio = self.actor_backward(obs[k], actions[k], old_log_prob[k], adv[k])
+                clip_norm(self.actor_gradient, args.max_grad_norm)
+            self.optimizer.step()
+        self.value_loss.copy_(0.5 * torch.cat(errors).square().sum() / len(obs[k]))
+        if train_actor:
+            self.clipped.copy_(((ratio - 1).abs() > args.clip).float().mean())
+
+    def critics_backward(self, obs: Tensor, targets: Tensor) -> list[Tensor]:
+        """Write the gradients of the value losses, Eqs. 43 and 44; return the errors."""
+        if self.together:
+            parts: list[tuple[Layers, Tensor]] = [(self.critics_at_once, targets)]
+        else:
+            parts = list(zip(self.critic_layers, targets, strict=True))
+        errors = []
+        for layers, target in parts:
+            read = forward(layers, obs, bf16=self.args.bf16)
+            errors.append(read[-1].squeeze(-1) - target)
+            backward(layers, read, (errors[-1] / len(obs)).unsqueeze(-1))
+        return errors
+
+    def actor_backward(
+        self, obs: Tensor, actions: Tensor, old_log_prob: Tensor, adv: Tensor
+    ) -> Tensor:
+        """Write the gradient of the policy loss, Eq. 40; return the probability ratios, (B,)."""
+        args, log_std = self.args, self.agent.log_std
+        read = forward(self.actor_layers, obs, bf16=args.bf16)
+        mean = read[-1]
         log_ratio = self.agent.log_prob(mean, actions) - old_log_prob
         ratio = log_ratio.exp()
-        surrogate = torch.minimum(ratio * adv, ratio.clamp(1 - args.clip, 1 + args.clip) * adv)
-        loss = -surrogate.mean()  # Eq. 40
+        surrogate = ratio * adv
+        # Where the clipped one is the smaller, it is constant.
+        clipped = ratio.clamp(1 - args.clip, 1 + args.clip) * adv
+        slope = surrogate.masked_fill(surrogate > clipped, 0.0).unsqueeze(-1) / -len(adv)
+        std = log_std.exp()
+        z = (actions - mean) / std
+        grad = slope * z / std
+        log_std.grad.copy_((slope * (z.square() - 1)).sum(0))  # type: ignore[union-attr]
         if args.bound_coef > 0:
             outside = mean - mean.clamp(self.low, self.high)
-            loss = loss + args.bound_coef * outside.square().sum(-1).mean()
-        with torch.no_grad():
-            self.kl_sum += (ratio - 1 - log_ratio).sum()
-        return loss, ratio.detach()
-
-    def critics_loss(self, obs: Tensor, rows: Tensor) -> Tensor:
-        value_r, value_c = self.critics_of(obs, bf16=self.args.bf16)
-        target_r, target_c = self.targets.index_select(1, rows)
-        loss_r = 0.5 * (value_r - target_r).square().mean()  # Eq. 43
-        loss_c = 0.5 * (value_c - target_c).square().mean()  # Eq. 44
-        loss: Tensor = loss_r + loss_c
-        return loss
-
-    def critics_of(self, obs: Tensor, *, bf16: bool = False) -> Tensor:
-        """Return both values of normalised observations, (2, B)."""
-        if self.critics_together:
-            return through_both(self.critic_layers, obs, bf16=bf16).squeeze(-1)
-        nets = self.agent.critic_r, self.agent.critic_c
-        return torch.stack([through(net, obs, bf16=bf16).squeeze(-1) for net in nets])
+            grad += 2 * args.bound_coef / len(adv) * outside
+        backward(self.actor_layers, read, grad)
+        self.kl_sum += (ratio - 1 - log_ratio).sum()
+        return ratio
 
 
 # -- Evaluation ------------------------------------------------------------------------------------

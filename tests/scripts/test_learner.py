@@ -89,7 +89,7 @@ def plain_update(agent, args, rollout, rng):
 @pytest.mark.parametrize("target_kl", [np.inf, 0.01])
 def test_an_update_is_that_of_a_plain_loop(scripts, rollout, target_kl, bound_coef, together):
     learner = make_learner(scripts.ppo_lag, target_kl=target_kl, bound_coef=bound_coef)
-    learner.critics_together = together
+    learner.together = together
     agent = copy.deepcopy(learner.agent)
     before = weights(agent)
     logged = train(learner, rollout)
@@ -102,33 +102,63 @@ def test_an_update_is_that_of_a_plain_loop(scripts, rollout, target_kl, bound_co
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_both_critics_at_once_have_the_values_and_gradients_of_each_alone(scripts, rollout, bf16):
-    learner = make_learner(scripts.ppo_lag, bf16=bf16)
-    values, gradients = [], []
-    for together in (False, True):
-        learner.critics_together = together
-        learner.critics_gradient.zero_()
-        values.append(learner.critics_of(rollout[0], bf16=bf16))
-        torch.autograd.backward((values[-1] * torch.tensor([[1.0], [-3.0]])).square().mean())
-        nets = learner.agent.critic_r, learner.agent.critic_c
-        gradients.append([part.grad.clone() for net in nets for part in net.parameters()])
-    tolerance = {"atol": 1e-2, "rtol": 1e-2} if bf16 else {"atol": 1e-6, "rtol": 1e-6}
-    torch.testing.assert_close(*values, **tolerance)
-    torch.testing.assert_close(*gradients, **tolerance)
-    assert values[1].shape == (2, ROWS)
-    assert values[1].dtype == torch.float32
+@pytest.mark.parametrize("together", [False, True])
+def test_gradients_are_those_of_autograd(scripts, rollout, together, bf16):
+    learner = make_learner(scripts.ppo_lag, bf16=bf16, bound_coef=0.3)
+    learner.together = together
+    obs, actions, adv, targets = rollout
+    old_log_prob = torch.linspace(-4, 1, ROWS)  # ratios on both sides of their bounds
+    with torch.no_grad():
+        learner.critics_backward(obs, targets)
+        ratio = learner.actor_backward(obs, actions, old_log_prob, adv)
+    ours = torch.cat([learner.critics_gradient, learner.actor_gradient])
+    assert 0.2 < ((ratio - 1).abs() > 0.2).float().mean() < 1
+    assert learner.kl_sum > 0
+
+    agent = copy.deepcopy(learner.agent)
+    mean = agent.mean(obs)
+    ratio = (agent.log_prob(mean, actions) - old_log_prob).exp()
+    actor_loss = -torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
+    outside = (mean.abs() - torch.tensor(HIGH, dtype=torch.float32)).clamp(min=0)
+    actor_loss = actor_loss + 0.3 * outside.square().sum(-1).mean()
+    for net, target in zip((agent.critic_r, agent.critic_c), targets, strict=True):
+        actor_loss = actor_loss + 0.5 * (net(obs)[:, 0] - target).square().mean()
+    agent.zero_grad()
+    torch.autograd.backward(actor_loss)
+    by_name = {name: part.grad for name, part in agent.named_parameters()}
+    gradient = {name: part.grad for name, part in learner.agent.named_parameters()}
+    assert len(gradient) == 19
+    assert sum(part.numel() for part in gradient.values()) == len(ours)
+    for name, part in gradient.items():
+        if bf16:
+            assert torch.cosine_similarity(part.flatten(), by_name[name].flatten(), dim=0) > 0.99
+        else:
+            torch.testing.assert_close(part, by_name[name], atol=1e-6, rtol=1e-5)
 
 
 def test_hidden_layers_alone_are_rounded_to_bfloat16(scripts, rollout):
-    net, x = make_learner(scripts.ppo_lag).agent.critic_r, rollout[0]
-    exact, rounded = (scripts.ppo_lag.through(net, x, bf16=bf16) for bf16 in (False, True))
-    assert torch.equal(exact, net(x))
-    error = (rounded - exact).abs().max() / exact.abs().max()
-    assert 1e-5 < error < 2**-6
-    by_hand = x.bfloat16()
-    for layer in list(net)[:-1]:
-        by_hand = copy.deepcopy(layer).bfloat16()(by_hand)
-    torch.testing.assert_close(rounded, net[-1](by_hand.float()), atol=1e-6, rtol=1e-6)
+    forward, x = scripts.ppo_lag.forward, rollout[0]
+    net = make_learner(scripts.ppo_lag).agent.critic_r
+    layers = [(layer.weight, layer.bias) for layer in net if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        exact, rounded = (forward(layers, x, bf16=bf16)[-1] for bf16 in (False, True))
+        torch.testing.assert_close(exact, net(x), atol=1e-6, rtol=1e-6)
+        error = (rounded - exact).abs().max() / exact.abs().max()
+        assert 1e-5 < error < 2**-6
+        by_hand = x.bfloat16()
+        for layer in list(net)[:-1]:
+            by_hand = copy.deepcopy(layer).bfloat16()(by_hand)
+        torch.testing.assert_close(rounded, net[-1](by_hand.float()), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("largest", [0.5, 100.0])
+def test_a_gradient_is_clipped_as_pytorch_clips_it(scripts, largest):
+    gradient = torch.randn(1_000, generator=torch.Generator().manual_seed(0))
+    other = nn.Parameter(torch.zeros(1_000))
+    other.grad = gradient.clone()
+    nn.utils.clip_grad_norm_(other, largest)
+    scripts.ppo_lag.clip_norm(gradient, largest)
+    torch.testing.assert_close(gradient, other.grad)
 
 
 def test_an_update_in_bfloat16_goes_where_that_in_float32_goes(scripts, rollout):
