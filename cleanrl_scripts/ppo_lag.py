@@ -246,10 +246,12 @@ def forward(layers: Layers, x: Tensor, *, bf16: bool = False) -> list[Tensor]:
     With `bf16` the hidden layers are computed in bfloat16. The last one is not: it is small, and
     its rounding would show in the output as it is.
     """
-    read = [x.bfloat16() if bf16 and len(layers) > 1 else x.float()]
+    read = [x.bfloat16() if bf16 else x.float()]
     for i, (weight, offset) in enumerate(layers):
         last = i == len(layers) - 1
-        x = read[-1].float() if last else read[-1]
+        if last:
+            read[-1] = read[-1].float()
+        x = read[-1]
         weight, offset = weight.to(x.dtype), offset.to(x.dtype)
         if weight.ndim == 2:
             x = torch.addmm(offset, x, weight.t())
@@ -267,11 +269,11 @@ def backward(layers: Layers, read: list[Tensor], grad: Tensor) -> None:
     """
     for i in reversed(range(len(layers))):
         weight, offset = layers[i]
-        x = read[i].to(grad.dtype)
-        weight.grad.copy_(grad.mT @ x)  # type: ignore[union-attr]
-        torch.sum(grad, dim=-2, dtype=torch.float32, out=offset.grad)
+        grad = grad.to(read[i].dtype)
+        weight.grad.copy_(grad.mT @ read[i])  # type: ignore[union-attr]
+        offset.grad.copy_(grad.sum(dim=-2))  # type: ignore[union-attr]
         if i > 0:
-            grad = (grad @ weight.to(grad.dtype)).to(read[i].dtype)
+            grad = grad @ weight.to(grad.dtype)
             # What autograd calls for a ReLU: 0 where the layer below put out 0.
             torch.ops.aten.threshold_backward.grad_input(grad, read[i], 0, grad_input=grad)
 
