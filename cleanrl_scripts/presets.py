@@ -131,6 +131,13 @@ NOISE = tuple(
     for method in ("pbcrl", "ppo_bt")
     for noise in NOISES
 )
+# Twice the same, but for rounding.
+BF16 = (
+    "ppo_lag",
+    ablation("ppo_lag_bf16", "ppo_lag", {"bf16": True}, "bf16", episodes="ppo_lag_bf16"),
+    "pbcrl",
+    ablation("pbcrl_bf16", "pbcrl", {"bf16": True}, "bf16"),
+)
 DEAD_ZONE_HEADS = tuple(f"δ = {value:g}" for value in DEAD_ZONES)
 SNR_HEADS = tuple(f"ζ = {value:g}" for value in SNR_WEIGHTS)
 OFFSET_HEADS = ("PbCRL", *(f"PPO-BT, labels at {value}" for value in LIMITS))
@@ -354,6 +361,12 @@ TABLES = {
         ("w2_scaled", RETURN, COST),
         heads=NOISE_HEADS,
     ),
+    "bf16": Table(
+        "Learning in bfloat16",
+        (TOY, GOAL),
+        BF16,
+        (RETURN, COST, "return_last_tenth", "true_cost_last_tenth"),
+    ),
     "smoke": Table(
         "Every method on two tasks, far too short to learn",
         (TOY, GOAL),
@@ -425,7 +438,7 @@ def command_of(script: str, options: Mapping[str, object]) -> list[str]:
     """Return the command that runs a script, without its `.py`, with these options."""
     command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
     for name, value in options.items():
-        values = value if isinstance(value, tuple) else (value,)
+        values = value if isinstance(value, tuple) else () if value is True else (value,)
         command += [f"--{name}", *map(str, values)]
     return command
 

@@ -1,9 +1,9 @@
 """PPO-Lag end to end against its ceiling, and with `--bf16`, in turns; part of `make bench`.
 
 The ceiling is `1 / (1 / env_rate + 1 / update_rate)`: the bare env with random actions, and the
-bare gradient steps of actor and critics on a rollout of the same size, in float32. What is missing
-to 100 % is inference, advantages, bookkeeping and logging. Then where the time goes, with and
-without a learned cost, and how the rate grows with environments and threads.
+script's own gradient steps on a rollout of the same size and nothing else, in float32. What is
+missing to 100 % is inference, advantages, bookkeeping and logging. Then where the time goes, with
+and without a learned cost, and how the rate grows with environments and threads.
 
 `--device cuda` does the same with the updates on a GPU.
 """
@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import torch
 import tyro
 from script_runs import SCRIPTS, Rows, phases, print_phases, rate, run_script
-from torch import nn
 
 sys.path.insert(0, str(SCRIPTS))
 
@@ -72,35 +71,21 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
     """Env steps per second of nothing but the gradient steps on them, all epochs."""
     envs = make_envs(args.env_id, 1)
     obs_dim, act_dim = flat_dims(envs)
+    low, high = action_bounds(envs)
     envs.close()
     torch.manual_seed(0)
-    agent = ppo_lag.Agent(obs_dim, act_dim, hidden_sizes=run.hidden_sizes).to(args.device)
-    actor = [*agent.mean.parameters(), agent.log_std]
-    critics = [*agent.critic_r.parameters(), *agent.critic_c.parameters()]
-    optimizers = [torch.optim.Adam(part, lr=run.lr, fused=True) for part in (actor, critics)]
-    obs = torch.randn(run.batch_size, obs_dim, device=args.device)
-    actions = torch.randn(run.batch_size, act_dim, device=args.device)
+    agent = ppo_lag.Agent(obs_dim, act_dim, hidden_sizes=run.hidden_sizes)
+    learner = ppo_lag.Learner(agent, replace(run, device=args.device), low, high)
+    learner.take_rollout(torch.randn(run.batch_size, obs_dim), torch.randn(run.batch_size, act_dim))
     rng = np.random.default_rng(0)
     start = 0.0
-    for epoch in range(-1, run.epochs):
-        if epoch == 0:  # the one before has warmed up
-            if args.device == "cuda":
-                torch.cuda.synchronize()
+    for epoch in range(-4, run.epochs):
+        if epoch == 0:  # those before have warmed up
+            float(learner.kl_sum)  # a GPU has done what was asked of it
             start = time.perf_counter()
-        order = torch.from_numpy(rng.permutation(run.batch_size)).to(args.device)
-        for rows in torch.split(order, run.minibatch_size):
-            batch = obs.index_select(0, rows)
-            losses = (
-                -agent.log_prob(agent.mean(batch), actions.index_select(0, rows)).mean(),
-                agent.critic_r(batch).square().mean() + agent.critic_c(batch).square().mean(),
-            )
-            for optimizer, part, loss in zip(optimizers, (actor, critics), losses, strict=True):
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                nn.utils.clip_grad_norm_(part, run.max_grad_norm)
-                optimizer.step()
-    if args.device == "cuda":
-        torch.cuda.synchronize()
+        learner.order.copy_(torch.from_numpy(rng.permutation(run.batch_size)))
+        learner.run_epoch(train_actor=True)
+    float(learner.kl_sum)
     return run.batch_size / (time.perf_counter() - start)
 
 
