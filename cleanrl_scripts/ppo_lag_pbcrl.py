@@ -557,7 +557,8 @@ class Learner:
             for net in (self.agent.mean, *nets)
         )
         # Half as many operations, but on a CPU slower ones if they are large.
-        self.together = self.on_gpu or args.minibatch_size < 256
+        self.small = args.minibatch_size < 256
+        self.together = self.on_gpu or self.small
         # A graph keeps numbers as they were when it was captured, but reads tensors anew.
         self.lr = torch.tensor(args.lr, device=self.device) if self.on_gpu else args.lr
         self.optimizer = torch.optim.Adam(
@@ -616,6 +617,9 @@ class Learner:
         self.adv.copy_(adv)
         self.targets.copy_(targets)
         actor_goes_on, actor_epochs, kl = True, 0, 0.0
+        threads = torch.get_num_threads()
+        if self.small:
+            torch.set_num_threads(1)  # to wake another would take longer than what it does
         for _ in range(self.args.epochs):
             self.order.copy_(torch.from_numpy(rng.permutation(len(adv))))
             self.run_epoch(train_actor=actor_goes_on)
@@ -623,6 +627,7 @@ class Learner:
                 actor_epochs += 1
                 kl = float(self.kl_sum) / len(adv)
                 actor_goes_on = kl <= self.args.target_kl
+        torch.set_num_threads(threads)
         with torch.no_grad():
             for ours, learned in zip(
                 self.acting.parameters(), self.agent.parameters(), strict=True
