@@ -102,24 +102,15 @@ $(VENV)-gymnasium-%/.ready: $(READY)
 
 parity-env: $(PARITY_READY)
 
-$(PARITY_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt
-	$(PARITY_PYTHON) -m venv $(PARITY_VENV)
-	$(PARITY_BIN)/python -m pip install --quiet pip==26.3
-	@echo "installing Safety-Gymnasium 1.0.0 and its MuJoCo 2.3.3 into $(PARITY_VENV)"
-	$(PARITY_BIN)/python -m pip install --quiet --no-deps --requirement .ci/parity-requirements.txt
-	$(PARITY_BIN)/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
-	$(PARITY_BIN)/python -m pip install --quiet --no-deps --editable .
-	touch $@
-
 omnisafe-env: $(OMNISAFE_READY)
 
-$(OMNISAFE_READY): pyproject.toml .ci/constraints.txt .ci/parity-requirements.txt .ci/omnisafe-requirements.txt
-	$(PARITY_PYTHON) -m venv $(OMNISAFE_VENV)
-	$(OMNISAFE_BIN)/python -m pip install --quiet pip==26.3
-	@echo "installing OmniSafe 0.5.0 and Safety-Gymnasium 1.0.0 into $(OMNISAFE_VENV)"
-	$(OMNISAFE_BIN)/python -m pip install --quiet --no-deps --requirement .ci/omnisafe-requirements.txt
-	$(OMNISAFE_BIN)/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
-	$(OMNISAFE_BIN)/python -m pip install --quiet --no-deps --editable .
+$(PARITY_READY) $(OMNISAFE_READY): .venv-%/.ready: .ci/%-requirements.txt .ci/parity-requirements.txt pyproject.toml .ci/constraints.txt
+	$(PARITY_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet pip==26.3
+	@echo "installing $< into $(@D), which has Safety-Gymnasium 1.0.0 and its MuJoCo 2.3.3"
+	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
+	$(@D)/bin/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
+	$(@D)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 clean:

@@ -628,11 +628,10 @@ class Learner:
                 kl = float(self.kl_sum) / len(adv)
                 actor_goes_on = kl <= self.args.target_kl
         torch.set_num_threads(threads)
-        with torch.no_grad():
-            for ours, learned in zip(
-                self.acting.parameters(), self.agent.parameters(), strict=True
-            ):
-                ours.copy_(learned)
+        if self.on_gpu:
+            pairs = zip(self.acting.parameters(), self.agent.parameters(), strict=True)
+            for ours, learned in pairs:
+                ours.data.copy_(learned.data)
         return {
             "kl": kl,
             "actor_epochs": actor_epochs,

@@ -32,7 +32,7 @@ class Args:
     total_timesteps: int = 2_000_000
     """env steps of policy training"""
     dataset: str | None = None
-    """folder of episodes to pretrain on; default: they are collected first, in the same process"""
+    """folder of episodes to pretrain on; default: a process of its own, not measured, collects"""
     runs_dir: str | None = None
     """where to keep the run; default: nowhere"""
     max_megabytes: float = 3_000.0

@@ -11,6 +11,7 @@ and the steps are read from memory-mapped files, of which what was read counts t
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -23,6 +24,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from bench_memory import megabytes
 
 from pbcrl import CostModel, CostModelTrainer, Label, PreferenceBuffer, Trajectory, pbci_loss
 from pbcrl.trajectory import PairBatch, pad
@@ -128,10 +130,7 @@ def serve(pipe: Connection, way: Way, args: Args, folder: str) -> None:
         start = time.perf_counter()
         step()
         pipe.send(time.perf_counter() - start)
-    status = dict(
-        line.split(":", maxsplit=1) for line in Path("/proc/self/status").read_text().splitlines()
-    )
-    pipe.send(int(status["VmHWM"].split()[0]) * 1024 / 1e9)
+    pipe.send(megabytes(os.getpid())["peak"] * 2**20 / 1e9)
 
 
 def make_step(way: Way, args: Args, folder: Path) -> Callable[[], object]:
