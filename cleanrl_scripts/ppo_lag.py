@@ -193,9 +193,12 @@ class Agent(nn.Module):
         self.obs_count.copy_(total)
 
     def log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
-        z = (actions - mean) / self.log_std.exp()
-        log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
-        return log_density.sum(-1)
+        return self.log_density(((actions - mean) / self.log_std.exp()).square())
+
+    def log_density(self, z_squared: Tensor) -> Tensor:
+        """Return the logarithm of the density where the squared standard scores are these."""
+        constant = self.log_std.sum() + 0.5 * np.log(2 * np.pi) * len(self.log_std)
+        return z_squared.sum(-1).mul_(-0.5).sub_(constant)
 
 
 def gae(
@@ -246,17 +249,20 @@ def forward(layers: Layers, x: Tensor, *, bf16: bool = False) -> list[Tensor]:
     With `bf16` the hidden layers are computed in bfloat16. The last one is not: it is small, and
     its rounding would show in the output as it is.
     """
-    read = [x.bfloat16() if bf16 else x.float()]
+    x = x.bfloat16() if bf16 else x.float()
+    twins = layers[0][0].ndim == 3
+    read = [x.expand(2, -1, -1) if twins else x]
     for i, (weight, offset) in enumerate(layers):
         last = i == len(layers) - 1
-        if last:
+        if bf16 and last:
             read[-1] = read[-1].float()
+        elif bf16:
+            weight, offset = weight.bfloat16(), offset.bfloat16()
         x = read[-1]
-        weight, offset = weight.to(x.dtype), offset.to(x.dtype)
-        if weight.ndim == 2:
-            x = torch.addmm(offset, x, weight.t())
+        if twins:
+            x = torch.baddbmm(offset.unsqueeze(1), x, weight.mT)
         else:
-            x = torch.baddbmm(offset.unsqueeze(1), x.expand(len(weight), -1, -1), weight.mT)
+            x = nn.functional.linear(x, weight, offset)
         read.append(x if last else x.relu_())
     return read
 
@@ -269,18 +275,22 @@ def backward(layers: Layers, read: list[Tensor], grad: Tensor) -> None:
     """
     for i in reversed(range(len(layers))):
         weight, offset = layers[i]
-        grad = grad.to(read[i].dtype)
-        weight.grad.copy_(grad.mT @ read[i])  # type: ignore[union-attr]
-        offset.grad.copy_(grad.sum(dim=-2))  # type: ignore[union-attr]
+        product = torch.mm if weight.ndim == 2 else torch.bmm
+        if read[i].dtype == weight.dtype:
+            product(grad.mT, read[i], out=weight.grad)
+        else:
+            grad = grad.bfloat16()
+            weight.grad.copy_(product(grad.mT, read[i]))  # type: ignore[union-attr]
+        torch.sum(grad, dim=-2, dtype=offset.dtype, out=offset.grad)
         if i > 0:
-            grad = grad @ weight.to(grad.dtype)
+            grad = product(grad, weight.to(grad.dtype))
             # What autograd calls for a ReLU: 0 where the layer below put out 0.
             torch.ops.aten.threshold_backward.grad_input(grad, read[i], 0, grad_input=grad)
 
 
 def clip_norm(gradient: Tensor, largest: float) -> None:
     """Scale a gradient down to a norm; as `nn.utils.clip_grad_norm_`, for one vector."""
-    gradient.mul_((largest / (gradient.norm() + 1e-6)).clamp_(max=1))
+    gradient.div_(torch.linalg.vector_norm(gradient).div_(largest).clamp_(min=1))
 
 
 def in_one_vector(parameters: Iterable[nn.Parameter]) -> tuple[nn.Parameter, Tensor]:
@@ -347,7 +357,7 @@ class Learner:
                 torch.zeros(shape) for shape in ((rows,), (rows,), (2, rows))
             )
             self.order = torch.zeros(rows, dtype=torch.int64)
-            self.kl_sum, self.clipped, self.value_loss = (torch.zeros(()) for _ in range(3))
+            self.kl, self.clipped, self.value_loss = (torch.zeros(()) for _ in range(3))
             self.low, self.high = torch.tensor(low).float(), torch.tensor(high).float()
         if args.bf16:
             self.obs = self.obs.bfloat16()
@@ -400,7 +410,7 @@ class Learner:
             self.run_epoch(train_actor=actor_goes_on)
             if actor_goes_on:
                 actor_epochs += 1
-                kl = float(self.kl_sum) / len(adv)
+                kl = float(self.kl)
                 actor_goes_on = kl <= self.args.target_kl
         torch.set_num_threads(threads)
         if self.on_gpu:
@@ -432,11 +442,11 @@ class Learner:
                     self.epoch(train_actor=train_actor)
             self.graphs[train_actor].replay()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def epoch(self, *, train_actor: bool) -> None:
         """Pass once over the rollout, one gradient step per minibatch."""
         args = self.args
-        self.kl_sum.zero_()
+        log_ratios = []
         self.actor.grad = self.actor_gradient if train_actor else None  # Adam passes over None
         # Put into order at once: a copy for each minibatch takes longer.
         obs, actions, old_log_prob, adv = (
@@ -448,11 +458,15 @@ class Learner:
             errors = self.critics_backward(obs[k], targets[k])
             clip_norm(self.critics_gradient, args.max_grad_norm)
             if train_actor:
-                ratio = self.actor_backward(obs[k], actions[k], old_log_prob[k], adv[k])
+                rows = obs[k], actions[k], old_log_prob[k], adv[k]
+                log_ratios.append(self.actor_backward(*rows))
                 clip_norm(self.actor_gradient, args.max_grad_norm)
             self.optimizer.step()
         self.value_loss.copy_(0.5 * torch.cat(errors).square().sum() / len(obs[k]))
         if train_actor:
+            log_ratio = torch.cat(log_ratios)
+            ratio = log_ratio.exp()
+            self.kl.copy_((ratio - 1 - log_ratio).mean())
             self.clipped.copy_(((ratio - 1).abs() > args.clip).float().mean())
 
     def critics_backward(self, obs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -471,26 +485,27 @@ class Learner:
     def actor_backward(
         self, obs: Tensor, actions: Tensor, old_log_prob: Tensor, adv: Tensor
     ) -> Tensor:
-        """Write the gradient of the policy loss, Eq. 40; return the probability ratios, (B,)."""
+        """Write the gradient of the policy loss, Eq. 40; return log(π / π_old), (B,)."""
         args, log_std = self.args, self.agent.log_std
         read = forward(self.actor_layers, obs, bf16=args.bf16)
         mean = read[-1]
-        log_ratio = self.agent.log_prob(mean, actions) - old_log_prob
+        std = log_std.exp()
+        z = (actions - mean).div_(std)
+        z_squared = z.square()
+        log_ratio = self.agent.log_density(z_squared).sub_(old_log_prob)
         ratio = log_ratio.exp()
         surrogate = ratio * adv
         # Where the clipped one is the smaller, it is constant.
-        clipped = ratio.clamp(1 - args.clip, 1 + args.clip) * adv
-        slope = surrogate.masked_fill(surrogate > clipped, 0.0).unsqueeze(-1) / -len(adv)
-        std = log_std.exp()
-        z = (actions - mean) / std
-        grad = slope * z / std
-        log_std.grad.copy_((slope * (z.square() - 1)).sum(0))  # type: ignore[union-attr]
+        clipped = ratio.clamp(1 - args.clip, 1 + args.clip).mul_(adv)
+        slope = surrogate.masked_fill_(surrogate > clipped, 0.0).div_(-len(adv))
+        # The sum over the rows of slope * (z² - 1).
+        torch.sub(slope @ z_squared, slope.sum(), out=log_std.grad)
+        grad = z.mul_(slope.unsqueeze(-1)).div_(std)
         if args.bound_coef > 0:
             outside = mean - mean.clamp(self.low, self.high)
-            grad += 2 * args.bound_coef / len(adv) * outside
+            grad.add_(outside, alpha=2 * args.bound_coef / len(adv))
         backward(self.actor_layers, read, grad)
-        self.kl_sum += (ratio - 1 - log_ratio).sum()
-        return ratio
+        return log_ratio
 
 
 # -- Evaluation ------------------------------------------------------------------------------------

@@ -81,11 +81,11 @@ def update_rate(args: Args, run: ppo_lag.Args) -> float:
     start = 0.0
     for epoch in range(-4, run.epochs):
         if epoch == 0:  # those before have warmed up
-            float(learner.kl_sum)  # a GPU has done what was asked of it
+            float(learner.kl)  # a GPU has done what was asked of it
             start = time.perf_counter()
         learner.order.copy_(torch.from_numpy(rng.permutation(run.batch_size)))
         learner.run_epoch(train_actor=True)
-    float(learner.kl_sum)
+    float(learner.kl)
     return run.batch_size / (time.perf_counter() - start)
 
 
