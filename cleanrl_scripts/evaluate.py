@@ -124,9 +124,12 @@ class Agent(nn.Module):
         self.obs_count.copy_(total)
 
     def log_prob(self, mean: Tensor, actions: Tensor) -> Tensor:
-        z = (actions - mean) / self.log_std.exp()
-        log_density: Tensor = -(0.5 * z**2 + self.log_std + 0.5 * np.log(2 * np.pi))
-        return log_density.sum(-1)
+        return self.log_density(((actions - mean) / self.log_std.exp()).square())
+
+    def log_density(self, z_squared: Tensor) -> Tensor:
+        """Return the logarithm of the density where the squared standard scores are these."""
+        constant = self.log_std.sum() + 0.5 * np.log(2 * np.pi) * len(self.log_std)
+        return z_squared.sum(-1).mul_(-0.5).sub_(constant)
 
 
 def report(cost_model: LearnedCost, episodes: list[Trajectory], limit: float) -> dict[str, float]:

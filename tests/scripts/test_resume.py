@@ -36,6 +36,7 @@ RUN = {
     "total_timesteps": 8_000,
     "checkpoint_interval": 1,
 }
+ITERATIONS = 20
 PBCRL = {
     "offline_queries": 200,
     "online_queries": 60,
@@ -56,7 +57,10 @@ def start(script, options):
 
 
 def run_with_kills(script, options, folder, *, kills, seed):
-    """Start a run, kill it at `kills` random moments, and let it end; return its exit status."""
+    """Start a run, kill it at random moments all over it, and let it end; return its exit status.
+
+    As many as `kills`, but that the last may come too late.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "gymnasium", "torch.utils.tensorboard"])
     rng = np.random.default_rng(seed)
@@ -66,17 +70,29 @@ def run_with_kills(script, options, folder, *, kills, seed):
         child = context.Process(target=start, args=(script, again))
         child.start()
         if number < kills:
-            # Counted from where the run is in its folder: before that, there is nothing to lose.
-            while not (folder / "args.json").exists() and child.is_alive():
-                time.sleep(0.01)
-            child.join(timeout=rng.uniform(0.0, 2.5))
+            # From where the run is in its folder: before that, there is nothing to lose. By its
+            # progress and not by the clock, or a fast machine would kill it less often.
+            while child.is_alive() and progress(folder) < number * ITERATIONS // (kills + 1):
+                time.sleep(0.005)
+            child.join(timeout=rng.uniform(0.0, 0.3))
         else:
             child.join()
-        if not child.is_alive():
-            return child.exitcode
-        os.kill(child.pid, signal.SIGKILL)
-        child.join()
+        ended = child.exitcode
+        if ended is None:
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+            # After its last word it is finished, and there is nothing to go on with.
+            ended = 0 if (folder / "summary.json").exists() else None
+        if ended is not None:
+            assert ended != 0 or number >= kills - 2
+            return ended
     raise AssertionError("unreachable")
+
+
+def progress(folder):
+    """Iterations that a run has logged; below 0 as long as it has no folder."""
+    log = folder / "metrics.jsonl"
+    return log.read_text().count("\n") if log.exists() else -1
 
 
 def metrics(folder):
