@@ -493,5 +493,6 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", category=DeprecationWarning)  # of rliable's dependencies
+    for category in (DeprecationWarning, FutureWarning):  # of rliable's dependencies
+        warnings.filterwarnings("ignore", category=category)
     main(tyro.cli(Args))
