@@ -318,7 +318,7 @@ CostModelTrainer(model, rng=np.random.default_rng(0)).gradient_step(buffer.batch
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # two would wait for each other on a busy machine
-    if max(hidden_sizes) > 64:  # glibc before 2.38 scatters aligned blocks: docs/speed.md
+    if max(hidden_sizes) > 64:  # the heap fragments at random: docs/speed.md
         env["MALLOC_MMAP_THRESHOLD_"] = "1000000"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, check=True)
     assert 0.3e6 < int(done.stdout) < 1.5e6  # kB
