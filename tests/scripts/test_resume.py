@@ -36,7 +36,7 @@ RUN = {
     "total_timesteps": 8_000,
     "checkpoint_interval": 1,
 }
-ITERATIONS = 20
+ITERATIONS = RUN["total_timesteps"] // (RUN["num_envs"] * RUN["num_steps"])
 PBCRL = {
     "offline_queries": 200,
     "online_queries": 60,
