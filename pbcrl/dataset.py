@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import operator
 import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from dataclasses import replace as changed
+from dataclasses import asdict, dataclass, field, replace
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, final, overload
@@ -53,7 +51,7 @@ _FLUSH_BYTES = 1 << 26  # of trajectories in memory; what is added beyond that f
 _MAX_AXES = 8  # of an observation
 _MAX_HEADER_BYTES = 4096  # of a shard
 
-Row = tuple[int, int, int, int]
+_Row = tuple[int, int, int, int]
 """A trajectory of the sample: its shard, its first step there, its length, its serial number."""
 _IN_MEMORY = -1  # in the place of the shard, until the flush
 
@@ -111,7 +109,7 @@ class TrajectoryWriter:
         self.path = Path(path)
         """The dataset's folder."""
         self._manifest = _Manifest(env_id, shape, int(act_dim), int(horizon), int(capacity))
-        self._rows: list[Row] = []  # of the sample, each at its place in the reservoir
+        self._rows: list[_Row] = []  # of the sample, each at its place in the reservoir
         self._in_memory: dict[int, Trajectory] = {}  # by serial number
         self._new_bytes = 0  # added since the last flush
         self._flushed = 0  # trajectories that the manifest on disk has seen
@@ -151,10 +149,11 @@ class TrajectoryWriter:
         manifest.seen += 1
         if place >= kept:
             return
-        if place < len(self._rows):
-            self._in_memory.pop(self._rows[place][3], None)
+        replaced = self._rows[place : place + 1]
         self._in_memory[number] = _copy(trajectory)
         self._rows[place : place + 1] = [(_IN_MEMORY, 0, len(trajectory), number)]
+        for row in replaced:  # last, as Ctrl-C may come at any line
+            self._in_memory.pop(row[3], None)
         self._new_bytes += trajectory.obs.nbytes + trajectory.actions.nbytes
         if self._new_bytes > _FLUSH_BYTES:
             self.flush()
@@ -179,8 +178,8 @@ class TrajectoryWriter:
                 placed[episode] = (number, start, len(trajectory), episode)
                 start += len(trajectory)
             rows = [placed.get(row[3], row) for row in self._rows]
-            manifest = changed(self._manifest, shards=[*self._manifest.shards, shard])
-            # In one go, as Ctrl-C may come at any call.
+            manifest = replace(self._manifest, shards=[*self._manifest.shards, shard])
+            # In one line, as Ctrl-C may come at any other.
             self._manifest, self._rows, self._in_memory = manifest, rows, {}
         first = self._flushed == 0
         self._save(finished=False)
@@ -203,6 +202,7 @@ class TrajectoryWriter:
             )
         self.flush()
         self._save(finished=True)
+        self._remove_other_shards()
         self._lock.release()
 
     def __enter__(self) -> TrajectoryWriter:
@@ -214,9 +214,8 @@ class TrajectoryWriter:
                 self.close()
             elif self._lock.release.alive:
                 self.flush()
-                _logger.warning(
-                    "interrupted: %d trajectories are in %s", len(self._rows), self.path
-                )
+                kept = len(self._rows)
+                _logger.warning("interrupted: %d trajectories are in %s", kept, self.path)
         except StorageError as error:
             if kind is None:
                 raise
@@ -321,7 +320,7 @@ class TrajectoryWriter:
             )
 
     def _save(self, *, finished: bool) -> None:
-        meta = asdict(changed(self._manifest, finished=finished)) | {"version": _VERSION}
+        meta = asdict(replace(self._manifest, finished=finished)) | {"version": _VERSION}
         rows = torch.tensor(self._rows, dtype=torch.int64).reshape(-1, 4)
         save_tensors(self.path / _MANIFEST, kind=_KIND, tensors={"rows": rows}, meta=meta)
         self._flushed, self._new_bytes = self.seen, 0
@@ -393,11 +392,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
             )
         self.env_id, self.obs_shape = manifest.env_id, tuple(manifest.obs_shape)
         self.act_dim, self.horizon = manifest.act_dim, manifest.horizon
-        self.has_costs, self.seen, self.finished = (
-            manifest.has_costs,
-            manifest.seen,
-            manifest.finished,
-        )
+        self.has_costs, self.seen = manifest.has_costs, manifest.seen
+        self.finished = manifest.finished
         self._shards = {
             number: _map_shard(self.path, number, manifest) for number in set(rows[:, 0].tolist())
         }
@@ -422,7 +418,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         return Trajectory(**{name: all_[steps] for name, all_ in self._shards[number].items()})
 
 
-@dataclass(frozen=False)
+@dataclass
 class _Manifest:
     """What the manifest says beside the rows of the sample."""
 
@@ -453,8 +449,8 @@ def _read_manifest(folder: Path) -> tuple[_Manifest, NDArray[np.int64]]:
     if folder.is_dir() and not path.exists():
         if (folder / "meta.json").exists():
             raise FormatVersionError(
-                f"this pbcrl reads version {_VERSION} of datasets, but {folder} has a meta.json, as "
-                "version 1 and 2 had; use the pbcrl that wrote it, or collect its episodes again"
+                f"this pbcrl reads version {_VERSION} of datasets, but {folder} has a meta.json, "
+                "as version 1 and 2 had; use the pbcrl that wrote it, or collect its episodes again"
             )
         raise StorageError(
             f"a dataset has at least one flushed episode, but {folder} has no {_MANIFEST}; wait "
@@ -514,9 +510,7 @@ def _shard_name(number: int, shard: Sequence[int]) -> str:
 
 
 def _shard_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    names = [
-        name for name in ("obs", "actions", "costs") if getattr(trajectories[0], name) is not None
-    ]
+    names = ["obs", "actions"] + ([] if trajectories[0].costs is None else ["costs"])
     arrays = {name: np.concatenate([getattr(t, name) for t in trajectories]) for name in names}
     return safetensors.numpy.save(arrays)
 

@@ -219,7 +219,7 @@ def read_bytes(path: Path, *, max_bytes: int = 1 << 30) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step: a reader, a kill or a power cut leaves the old or the new.
+    """Replace `path` by `data` in one step: a kill or a power cut leaves the old file or the new.
 
     Missing folders are made. A process that is killed while it writes leaves `NAME.PID.partial`
     behind, which `remove_leftovers` removes.
