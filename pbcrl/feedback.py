@@ -191,7 +191,7 @@ class FeedbackLoop:
             self._keep(self.buffer, pairs, list(self._answers.values()))
         self._open = {n: pair for n, pair in self._open.items() if n not in self._answers}
         num_new, self._answers = len(self._answers), {}
-        return np.arange(len(self.buffer) - num_new, len(self.buffer))
+        return np.arange(len(self.buffer) - num_new, len(self.buffer), dtype=np.int64)
 
     def set_unused_labels_aside(self) -> int:
         """Move the labels in the log that this loop has not used to `labels_unused.jsonl`.

@@ -254,7 +254,7 @@ def test_a_negative_number_of_queries_is_refused():
 # -- Killed and resumed ----------------------------------------------------------------------
 
 NOISE = Teacher(preference_noise=0.3, safety_noise=0.3)
-CALLS = ["label valid", "label", *["add", "ask", "collect"] * 6]
+CALLS = ["label valid", "label", *["add", "ask", "collect"] * 4]
 
 
 def synthetic(_):
@@ -273,7 +273,7 @@ def replayed(_):
 
 def short(_):
     """Its budget ends in mid-loop."""
-    return SyntheticOracle(5, teacher=NOISE, budget=18, rng=rng(7))
+    return SyntheticOracle(5, teacher=NOISE, budget=14, rng=rng(7))
 
 
 class Session:
