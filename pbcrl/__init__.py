@@ -7,9 +7,10 @@ The pieces, in the order in which data flows through them; each can be used alon
   observations and actions as rows (`obs_rows`, `action_rows`).
 - An `Oracle` turns each `Query` into a `Label`: `SyntheticOracle` from true costs, like a `Teacher`
   with this or that weakness; a person through a `FolderOracle`; a function by a `FunctionOracle`,
-  which notes all in a `BudgetLedger`; `ReplayOracle` gives earlier labels again.
+  which logs all that it answers; `ReplayOracle` gives earlier labels again.
 - `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
-  `draw_pairs` and the `SELECTIONS` choose which to ask about.
+  `draw_pairs` and the `SELECTIONS` choose which to ask about; a `FeedbackLoop` is all of this in
+  three calls per iteration of a training loop.
 - `CostModel` is c_ψ(s, a), `CostModelEnsemble` several of them, `LearnedCost` what both offer;
   `CostModelTrainer` fits either by `pbci_loss` with a `DeadZone`.
 - A `Multiplier` prices the learned cost while a policy is trained: `LagrangeMultiplier` by Adam,
@@ -55,9 +56,10 @@ from pbcrl.oracle import (
     make_teacher,
 )
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
-from pbcrl.ledger import BudgetLedger, FunctionOracle, query_digest
+from pbcrl.function_oracle import FunctionOracle
 from pbcrl.folder_oracle import FolderOracle
 from pbcrl.selection import SELECTIONS, Selection
+from pbcrl.feedback import FeedbackLoop
 from pbcrl.trainer import CostModelTrainer, Evaluation
 from pbcrl.recorder import TrajectoryRecorder, diverged_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
@@ -87,7 +89,7 @@ from pbcrl.metrics import (
 )
 from pbcrl.epic import epic_distance
 from pbcrl.storage import load_tensors, save_tensors
-from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.label_log import LabelLog, query_digest, read_labels
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 
 __version__ = "0.1.0"
@@ -98,7 +100,6 @@ __all__ = [
     "TEACHERS",
     "AscentMultiplier",
     "BudgetError",
-    "BudgetLedger",
     "CorruptFileError",
     "CostModel",
     "CostModelEnsemble",
@@ -106,6 +107,7 @@ __all__ = [
     "DeadZone",
     "DelayedOracle",
     "Evaluation",
+    "FeedbackLoop",
     "FolderOracle",
     "FormatVersionError",
     "FunctionOracle",

@@ -1,7 +1,7 @@
 """Where labelled pairs are kept: each trajectory once, pairs as indices into them.
 
-Knows nothing of models. Trajectories are kept by reference, so those of a memory-mapped dataset
-stay on disk.
+It does not depend on models. Trajectories are kept by reference, so those of a memory-mapped
+dataset stay on disk.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generato
         Indices, int64 (num_pairs, 2); no pair occurs twice, in either order.
 
     Raises:
+        TypeError: If `rng` is no generator.
         ValueError: If there are not as many different pairs.
     """
+    check_generator(rng)
     possible = num_trajectories * (num_trajectories - 1) // 2
     if not 0 <= num_pairs <= possible:
         raise ValueError(
@@ -54,6 +56,35 @@ def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generato
         for first, second in zip(order[0::2].tolist(), order[1::2].tolist(), strict=False):
             drawn.setdefault((min(first, second), max(first, second)), (first, second))
     return np.array(list(drawn.values())[:num_pairs], dtype=np.int64).reshape(-1, 2)
+
+
+def check_generator(rng: object) -> None:
+    """Refuse a source of randomness that is none, such as a seed.
+
+    Raises:
+        TypeError: If so.
+    """
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            f"rng is a NumPy generator, got {rng!r}; pass np.random.default_rng(seed), the same "
+            "one to all calls"
+        )
+
+
+def check_trajectories(trajectories: object) -> None:
+    """Refuse anything but a sequence of trajectories.
+
+    Raises:
+        TypeError: If so.
+    """
+    wrong = [trajectories]
+    if isinstance(trajectories, Sequence):
+        wrong = [found for found in trajectories if not isinstance(found, Trajectory)]
+    if wrong:
+        raise TypeError(
+            f"trajectories come as a sequence of Trajectory, got {type(wrong[0]).__name__}; pass a "
+            "list, as `finished_trajectories` returns it"
+        )
 
 
 class PreferenceBuffer:
@@ -106,8 +137,11 @@ class PreferenceBuffer:
         """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
 
         Raises:
-            ValueError: If their obs_shape, dtype or act_dim differs from those in the buffer.
+            TypeError: If one is no trajectory; none is added then.
+            ValueError: If their obs_shape, dtype or act_dim differs from those in the buffer; none
+                is added then.
         """
+        check_trajectories(trajectories)
         known = (self.trajectories or list(trajectories))[:1]
         for trajectory in trajectories:
             found, expected = trajectory.layout, known[0].layout
@@ -129,10 +163,17 @@ class PreferenceBuffer:
         """Keep the oracle's answers to `queries(pairs)`.
 
         Raises:
+            TypeError: If a label is no `Label`; nothing is added then.
             ValueError: If a pair is out of range or compares a trajectory with itself.
             LabelError: If there is not one label per pair; nothing is added then.
         """
         rows = self._checked(pairs)
+        for label in labels:
+            if not isinstance(label, Label):
+                raise TypeError(
+                    f"labels must be Label objects, got {label!r}; make them by Label(preference, "
+                    "first_safe, second_safe)"
+                )
         if len(rows) != len(labels):
             raise LabelError(
                 f"each pair needs its label: got {len(rows)} pairs and {len(labels)} labels; an "

@@ -1,8 +1,8 @@
 """A person as oracle: queries lie in a folder, answers are lines that the person adds to a file.
 
-The folder is the ledger: a query is there, under a name made of its contents, before anybody sees
-it, and an answer before it is used. So the process may end and start again at any time, and the
-same query is not asked twice. Knows nothing of what the trajectories mean; to see them, `render`.
+A query is in the folder, under a name made of its contents, before anybody sees it, and an answer
+before it is used. So the process may end and start again at any time, and the same query is not
+asked twice. What the trajectories look like is up to `render`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,25 @@ import re
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import final
+from typing import IO, Any, final
+from weakref import finalize
 
 import numpy as np
 
 from pbcrl.buffer import Pairs
-from pbcrl.label_log import label_from_json, label_to_json
-from pbcrl.ledger import query_digest, trajectory_digest
-from pbcrl.oracle import check_left, checked_budget
+from pbcrl.label_log import (
+    check_left,
+    checked_budget,
+    label_from_json,
+    label_to_json,
+    lock,
+    query_digest,
+    trajectory_digest,
+)
+from pbcrl.oracle import check_store
 from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_all, write_atomically
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -45,7 +53,8 @@ class FolderOracle:
         {"query": "NAME", "preference": 1, "first_safe": 1, "second_safe": 0}
 
     What is left out or null was not answered. The last line for a query holds, until it has been
-    collected.
+    collected. One oracle at a time: a second one on the same folder is refused, until `close` or
+    the end of the process lets it in.
 
     Args:
         folder: Made if it is missing; may hold the queries and answers of earlier processes.
@@ -56,8 +65,10 @@ class FolderOracle:
 
     Raises:
         ValueError: If the budget is negative.
-        StorageError: If the folder cannot be written.
+        StorageError: If the folder cannot be written, or another oracle uses it.
     """
+
+    has_store = True
 
     def __init__(
         self,
@@ -75,9 +86,13 @@ class FolderOracle:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.folder, error) from error
+        held = hold_folder(self.folder, by="oracle")
+        self.close = finalize(self, held.close)
+        """Let another oracle use the folder; a second call does nothing."""
         self._names = {name.partition("-")[2]: name for name in query_names(self.folder)}
         self._submitted = 0
         self._open: dict[int, str] = {}  # the name of each query that awaits its answer, by number
+        self._warned_of: set[str] = set()
 
     @property
     def queries_used(self) -> int:
@@ -112,7 +127,7 @@ class FolderOracle:
 
     def collect(self) -> dict[int, Label]:
         """Return the answers found since the last call, by number; never waits."""
-        found = read_answers(self.folder)
+        found = self._found()
         numbers = [number for number, name in self._open.items() if name in found]
         return {number: found[self._open.pop(number)] for number in numbers}
 
@@ -120,41 +135,71 @@ class FolderOracle:
         """Answer every query, in order; waits for the person. Raises as `submit`."""
         numbers = self.submit(queries)
         while True:
-            found = read_answers(self.folder)
+            found = self._found()
             if all(self._open[number] in found for number in numbers):
                 return [found[self._open.pop(number)] for number in numbers]
             time.sleep(self._poll_seconds)
 
-    def labelled(self) -> tuple[list[Trajectory], Pairs, list[Label]]:
-        """All that was ever answered in the folder, as `PreferenceBuffer` takes it.
+    def state_dict(self) -> dict[str, Any]:
+        """How many queries the folder holds; it keeps all else itself."""
+        return {"queries_used": self.queries_used}
 
-        Returns:
-            The trajectories, each once, as its contents tell; the pairs of them that were asked,
-            int64 (B, 2); their B labels.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Compare the folder with a state; open queries are submitted again by whoever waits.
 
         Raises:
-            CorruptFileError: If a query is damaged.
+            StorageError: If queries are missing from the folder.
         """
-        answers = read_answers(self.folder)
-        names = [name for name in query_names(self.folder) if name in answers]
-        place: dict[str, int] = {}
-        trajectories: list[Trajectory] = []
-        pairs = []
-        for name in names:
-            query = read_query(self.folder, name)
-            digests = [trajectory_digest(query.first), trajectory_digest(query.second)]
-            if digests[0] == digests[1]:  # two episodes that went alike
-                digests[1] += " again"
-            for digest, trajectory in zip(digests, (query.first, query.second), strict=True):
-                if digest not in place:
-                    place[digest] = len(trajectories)
-                    trajectories.append(trajectory)
-            pairs.append([place[digest] for digest in digests])
-        return (
-            trajectories,
-            np.array(pairs, dtype=np.int64).reshape(-1, 2),
-            [answers[name] for name in names],
-        )
+        check_store(self.folder, known=state["queries_used"], found=self.queries_used)
+        self._open = {}
+
+    def _found(self) -> dict[str, Label]:
+        """The answers by name; warns once of each name that is not asked here."""
+        found = read_answers(self.folder)
+        unknown = found.keys() - set(self._names.values()) - self._warned_of
+        if unknown:
+            self._warned_of |= unknown
+            warnings.warn(
+                f"an answer names a query of its folder, but {self.folder / _ANSWERS} answers "
+                f"{', '.join(map(repr, sorted(unknown)))}, which {self.folder} does not hold; "
+                "correct the name, or restore the query's file",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return found
+
+
+def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pairs, list[Label]]:
+    """All that was ever answered in a folder, as `PreferenceBuffer` takes it.
+
+    Returns:
+        The trajectories, each once, as its contents tell; the pairs of them that were asked, int64
+        (B, 2); their B labels.
+
+    Raises:
+        CorruptFileError: If a query is damaged.
+    """
+    folder = Path(folder)
+    answers = read_answers(folder)
+    names = [name for name in query_names(folder) if name in answers]
+    place: dict[str, int] = {}
+    trajectories: list[Trajectory] = []
+    pairs = []
+    for name in names:
+        query = read_query(folder, name)
+        digests = [trajectory_digest(query.first), trajectory_digest(query.second)]
+        if digests[0] == digests[1]:  # two episodes that went alike
+            digests[1] += " again"
+        for digest, trajectory in zip(digests, (query.first, query.second), strict=True):
+            if digest not in place:
+                place[digest] = len(trajectories)
+                trajectories.append(trajectory)
+        pairs.append([place[digest] for digest in digests])
+    return (
+        trajectories,
+        np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        [answers[name] for name in names],
+    )
 
 
 def query_names(folder: Path) -> list[str]:
@@ -214,6 +259,28 @@ def read_answers(folder: Path) -> dict[str, Label]:
             continue
         answers[name] = label
     return answers
+
+
+def hold_folder(folder: Path, *, by: str) -> IO[bytes]:
+    """Keep others of a kind, "oracle" or "annotator", out of a folder until the file is closed.
+
+    Raises:
+        StorageError: If another one is at work there, or the folder cannot be written.
+    """
+    try:
+        file = open(folder / f".{by}.lock", "ab")  # noqa: SIM115, open as long as it is held
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        lock(
+            file,
+            f"a label folder has one {by} at a time, but another one is at work in {folder}; wait "
+            "until it has ended, or choose another folder",
+        )
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def write_answer(folder: Path, name: str, label: Label) -> None:

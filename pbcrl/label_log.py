@@ -1,35 +1,97 @@
-"""Labels on disk, one JSON line each: a label is there to stay when `append` returns.
+"""Labels on disk, one JSON line each: nothing that was paid for is lost or paid for twice.
 
-Labels are the dearest data there are: a person gave them. Knows nothing of queries and oracles;
-which line answers which query is the caller's to know.
+A `LabelLog` holds labels in the order in which they were bought, and, for oracles that charge for
+each query, what was asked: a query is known by its contents (`query_digest`), so that a process
+that starts again and asks again gets the answer that an earlier one paid for.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
+import sys
+import threading
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import IO, Any, NamedTuple, final
+from weakref import finalize
 
-from pbcrl.journal import Journal, read_journal
-from pbcrl.storage import corrupt
-from pbcrl.trajectory import Label
+import numpy as np
 
-_KIND = "pbcrl-labels"
+from pbcrl.errors import BudgetError, StorageError
+from pbcrl.storage import (
+    check_format,
+    corrupt,
+    open_regular,
+    sync_folder,
+    unreadable,
+    unwritable,
+    write_all,
+)
+from pbcrl.trajectory import Label, Query, Trajectory
+
+_KIND, _VERSION = "pbcrl-labels", 2  # the lines of version 1 are not chained
+_OLD_LEDGER = "pbcrl-ledger"  # its version 1 had the same lines under another name
+_MAX_LINE = 65_536  # bytes; no claim of a file makes a reader hold more at once
+
+
+# -- Queries and budgets ---------------------------------------------------------------------------
+
+
+def query_digest(query: Query) -> str:
+    """Name a query by what it shows: 32 hex digits of its observations, actions and order."""
+    both = (trajectory_digest(query.first), trajectory_digest(query.second))
+    return hashlib.sha256("".join(both).encode()).hexdigest()[:32]
+
+
+def trajectory_digest(trajectory: Trajectory) -> str:
+    """Name a trajectory likewise, by its observations and actions."""
+    digest = hashlib.sha256()
+    for array in (trajectory.obs, trajectory.actions):
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:32]
+
+
+def checked_budget(budget: int | None) -> int | None:
+    """Return a budget, or refuse a negative one."""
+    if budget is not None and budget < 0:
+        raise ValueError(f"a query budget must be >= 0, got {budget}; None is no bound")
+    return budget
+
+
+def check_left(budget: int | None, *, used: int, asked: int) -> None:
+    """Refuse to take more queries than are left.
+
+    Raises:
+        BudgetError: If so.
+    """
+    if budget is not None and asked > budget - used:
+        raise BudgetError(
+            f"the oracle's budget of {budget} queries must not be passed: {max(budget - used, 0)} "
+            f"are left, {asked} were asked; ask fewer, or raise the budget"
+        )
+
+
+# -- Log -------------------------------------------------------------------------------------------
 
 
 @final
 class LabelLog:
     """A file to which labels are added as they are bought, so that a crash loses none.
 
-    Each line is one label as JSON, NaN as null, with the crc32 of the rest of the line; the first
-    line says what the file is. An existing log is continued. One writer at a time: a second one is
-    refused before it has asked anybody for a label. `close`, the end of a `with` block or of the
-    process lets the next one in.
+    Each line is JSON, NaN as null: a label (`append`), or the digest of a query that is asked
+    (`ask`), or both (`answer`). It ends with a crc32 over itself and all lines before it, so that
+    lines which were swapped, doubled or deleted are found; only the last lines can go unnoticed.
+    An existing log is continued. One writer at a time: a second one is refused before it has asked
+    anybody for a label. `close`, the end of a `with` block or of the process lets the next one in.
 
     Args:
         path: The file; missing folders are made.
@@ -41,12 +103,47 @@ class LabelLog:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._journal = Journal(self.path, kind=_KIND)
+        self.labels: list[Label] = []
+        """All labels of the log, in the order in which they were added."""
+        self.answers: dict[str, Label | None] = {}
+        """The label of each query that was ever asked, by digest; None until it is answered."""
+        self._threads = threading.Lock()
         try:
-            _labels(self.path, self._journal.entries, self._journal.num_torn)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.touch()
+            open_regular(self.path).close()
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115, open as long as we are
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        self.close = finalize(self, self._file.close)
+        """Let another writer in; nothing can be added any more. A second call does nothing."""
+        try:
+            lock(
+                self._file,
+                f"a file has one writer at a time, but another one has {self.path} open; wait "
+                "until it has finished, close it, or choose another path",
+            )
+            found = _read(self.path)
+            _warn_of_torn_line(self.path, found.num_torn)
+            for entry in found.entries:
+                self._take(entry)
+            self._is_chained = found.is_chained
+            self._ends = found.ends
+            self._file.truncate(self._end)
+            if not self._ends:
+                self._write_header()
+            sync_folder(self.path.parent)
+        except OSError as error:
+            self.close()
+            raise unwritable(self.path, error) from error
         except BaseException:
             self.close()
             raise
+
+    @property
+    def queries_asked(self) -> int:
+        """Different queries that were ever asked, answered or not, by any process."""
+        return len(self.answers)
 
     def append(self, labels: Sequence[Label]) -> None:
         """Add labels at the end; they are on disk when this returns.
@@ -54,11 +151,45 @@ class LabelLog:
         Raises:
             StorageError: If they cannot be written; then none of them is in the log.
         """
-        self._journal.append([label_to_json(label) for label in labels], sync=True)
+        self._add([label_to_json(label) for label in labels])
 
-    def close(self) -> None:
-        """Let another writer in; a second call does nothing."""
-        self._journal.close()
+    def ask(self, digests: Sequence[str]) -> None:
+        """Note that queries are about to be asked; those that are in the log are left out.
+
+        Raises:
+            StorageError: If they cannot be written; none is noted then.
+        """
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self.answers]
+        self._add([{"query": digest} for digest in new])
+
+    def answer(self, digest: str, label: Label) -> None:
+        """Note the answer to a query that was asked.
+
+        Raises:
+            BudgetError: If it was not.
+            StorageError: If the answer cannot be written.
+        """
+        if digest not in self.answers:
+            raise BudgetError(
+                f"only what was asked can be answered, but {digest} was not; call ask first"
+            )
+        self._add([{"query": digest} | label_to_json(label)])
+
+    def cut(self, keep: int, *, unused: str | os.PathLike[str]) -> None:
+        """Leave the first labels in a log made by `append`, and move the others to another log.
+
+        A process that is killed in between leaves them in both.
+
+        Raises:
+            StorageError: If a file cannot be written; no label is lost then.
+        """
+        assert not self.answers, "a log of queries is never cut"
+        with LabelLog(unused) as other:
+            other.append(self.labels[keep:])
+        with self._threads:
+            self._check_open()
+            self._file.truncate(self._ends[keep][0])
+            del self._ends[keep + 1 :], self.labels[keep:]
 
     def __enter__(self) -> LabelLog:
         return self
@@ -71,18 +202,76 @@ class LabelLog:
     ) -> None:
         self.close()
 
+    @property
+    def _end(self) -> int:
+        return self._ends[-1][0] if self._ends else 0
+
+    def _take(self, entry: tuple[str | None, Label | None]) -> None:
+        digest, label = entry
+        if digest is not None:
+            self.answers[digest] = label
+        if label is not None:
+            self.labels.append(label)
+
+    def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        with self._threads:
+            self._check_open()
+            ends, lines = [self._ends[-1]], []
+            for entry in entries:
+                line, crc32 = _line(entry, ends[-1][1] if self._is_chained else 0)
+                lines.append(line)
+                ends.append((ends[-1][0] + len(line), crc32))
+            self._write(b"".join(lines))
+            self._ends += ends[1:]
+            for entry in entries:
+                self._take(_parsed(entry))
+
+    def _check_open(self) -> None:
+        try:
+            is_ours = not self._file.closed and os.path.samestat(
+                os.stat(self.path), os.fstat(self._file.fileno())
+            )
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if not is_ours:
+            raise StorageError(
+                f"labels go into a log that is open, but {self.path} was closed, or replaced by "
+                "another file; nothing was added: open it again"
+            )
+
+    def _write_header(self) -> None:
+        header = _header(_KIND, _VERSION)
+        self._write(header)
+        self._ends = [(len(header), zlib.crc32(header))]
+
+    def _write(self, lines: bytes) -> None:
+        end = self._end
+        try:
+            self._file.seek(end)
+            try:
+                write_all(self._file, lines)
+                os.fsync(self._file.fileno())
+            except BaseException:
+                self._file.truncate(end)  # the next entry must not continue half a line
+                raise
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
 
 def read_labels(path: str | os.PathLike[str]) -> list[Label]:
-    """Read a label log, in the order in which the labels were added.
+    """Read the labels of a log, in the order in which they were added.
 
     A crash while writing leaves a last line without its end; it is dropped with one warning.
 
     Raises:
         StorageError: If the file is missing or unreadable.
-        CorruptFileError: If a finished line is damaged; the message has its number, from 1.
+        CorruptFileError: If a finished line is damaged or not where it was written; the message has
+            its number, from 1.
         FormatVersionError: If another version of the format wrote it.
     """
-    return _labels(Path(path), *read_journal(path, kind=_KIND))
+    found = _read(Path(path))
+    _warn_of_torn_line(Path(path), found.num_torn)
+    return [label for _, label in found.entries if label is not None]
 
 
 def label_to_json(label: Label) -> dict[str, float | None]:
@@ -100,18 +289,125 @@ def label_from_json(entry: Mapping[str, Any]) -> Label:
     return Label(**{name: math.nan if value is None else value for name, value in entry.items()})
 
 
-def _labels(path: Path, entries: list[dict[str, Any]], num_torn: int) -> list[Label]:
+def lock(file: IO[bytes], refusal: str) -> None:
+    """Hold a file until it is closed or the process ends, however it ends.
+
+    The lock is the system's, so that a killed process blocks nobody. Windows and file systems
+    without locks go without.
+
+    Raises:
+        StorageError: With `refusal`, if it is held already, by this process or another.
+    """
+    if sys.platform == "win32":
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StorageError(refusal) from error
+    except OSError:  # some network file systems
+        return
+
+
+# -- Lines -----------------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    entries: list[tuple[str | None, Label | None]]
+    """Digest and label of each line; one of them may be missing."""
+    ends: list[tuple[int, int]]
+    """Offset after each finished line, the header included, and its crc32."""
+    num_torn: int
+    """Bytes after the last finished line, as a crash leaves them."""
+    is_chained: bool
+    """Whether each crc32 continues that of the line before."""
+
+
+def _read(path: Path) -> _Found:
+    entries: list[tuple[str | None, Label | None]] = []
+    ends: list[tuple[int, int]] = []
+    offset, is_chained = 0, True
+    try:
+        with open_regular(path) as file:
+            for number in count(1):
+                line = file.readline(_MAX_LINE)
+                if not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                if number == 1:
+                    is_chained = _check_header(path, line)
+                    ends.append((offset, zlib.crc32(line)))
+                    continue
+                entry, crc32 = _checked(path, number, line, ends[-1][1] if is_chained else 0)
+                entries.append(entry)
+                ends.append((offset, crc32))
+    except OSError as error:
+        raise unreadable(path, error) from error
+    if len(line) == _MAX_LINE:
+        raise corrupt(path, f"line {number} is longer than {_MAX_LINE} bytes")
+    if number == 1 and not _header(_KIND, _VERSION).startswith(line):
+        raise corrupt(path, f"it does not begin as a file of the format {_KIND!r} does")
+    return _Found(entries, ends, len(line), is_chained)
+
+
+def _check_header(path: Path, line: bytes) -> bool:
+    """Refuse another format or version; return whether the lines are chained."""
+    try:
+        header = json.loads(line)
+        kind, version = header["format"], header["version"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise corrupt(path, f"line 1 is not what it should be ({error!r})") from error
+    if kind == _OLD_LEDGER:
+        check_format(path, kind, version, expected=_OLD_LEDGER, versions=(1,))
+    else:
+        check_format(path, kind, version, expected=_KIND, versions=(1, _VERSION))
+    return bool(version == _VERSION)
+
+
+def _checked(
+    path: Path, number: int, line: bytes, before: int
+) -> tuple[tuple[str | None, Label | None], int]:
+    try:
+        entry = json.loads(line)
+        del entry["crc32"]
+        expected, crc32 = _line(entry, before)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        finding = f"line {number} is not what it should be ({error!r})"
+        raise corrupt(path, finding) from error
+    if expected != line:
+        raise corrupt(
+            path, f"line {number} does not match its crc32: it was changed, or lines moved"
+        )
+    try:
+        return _parsed(entry), crc32
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise corrupt(path, f"line {number} is no label and no query ({error!r})") from error
+
+
+def _parsed(entry: Mapping[str, Any]) -> tuple[str | None, Label | None]:
+    values = dict(entry)
+    digest = values.pop("query", None)
+    if digest is not None and not isinstance(digest, str):
+        raise TypeError(f"a query's name is a string, got {digest!r}")
+    is_question = digest is not None and not values
+    return digest, None if is_question else label_from_json(values)
+
+
+def _header(kind: str, version: int) -> bytes:
+    return (json.dumps({"format": kind, "version": version}) + "\n").encode()
+
+
+def _line(entry: Mapping[str, Any], before: int) -> tuple[bytes, int]:
+    """A line and its crc32, which continues the one before."""
+    crc32 = zlib.crc32(json.dumps(entry).encode(), before)
+    return (json.dumps({**entry, "crc32": crc32}) + "\n").encode(), crc32
+
+
+def _warn_of_torn_line(path: Path, num_torn: int) -> None:
     if num_torn:
         warnings.warn(
             f"a label log ends with a finished line, but the last {num_torn} bytes of {path} are "
             "half a line, as a crash leaves them; they are dropped: ask for that label again",
             stacklevel=3,
         )
-    labels = []
-    for number, entry in enumerate(entries, start=2):
-        try:
-            label = label_from_json(entry)
-        except (ArithmeticError, TypeError, ValueError) as error:
-            raise corrupt(path, f"line {number} is no label ({error})") from error
-        labels.append(label)
-    return labels

@@ -10,6 +10,7 @@ evaluation; `ReplayOracle` gives labels again that were bought before. People an
 from __future__ import annotations
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,22 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from pbcrl.errors import BudgetError
+from pbcrl.errors import BudgetError, StorageError
+from pbcrl.label_log import check_left, checked_budget
 from pbcrl.trajectory import Label, Query, Trajectory
 
 
 class Oracle(Protocol):
     """What a training loop needs of whoever labels."""
+
+    @property
+    def has_store(self) -> bool:
+        """Whether queries and answers are on disk, in a store that outlives the process.
+
+        Such an oracle answers in no fixed order. After a restart its open queries are handed in
+        again, at no charge; one without a store has them in its state and keeps their numbers.
+        """
+        ...
 
     @property
     def queries_used(self) -> int:
@@ -44,6 +55,14 @@ class Oracle(Protocol):
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order, however long that takes."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that its answers will depend on, as plain numbers, strings, lists and dicts."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
         ...
 
 
@@ -147,6 +166,8 @@ def make_teacher(name: str, *, cost_scale: float, horizon: int) -> Teacher:
 class _AnswersAtOnce(ABC):
     """An oracle whose `label` never waits, so that `submit` can call it."""
 
+    has_store = False
+
     def __init__(self) -> None:
         self._queries_used = 0
         self._answers: dict[int, Label] = {}
@@ -173,7 +194,7 @@ class _AnswersAtOnce(ABC):
         return {"queries_used": self._queries_used, "answers": _plain(self._answers)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue where `state_dict` was taken."""
         self._queries_used = state["queries_used"]
         self._answers = _labels(state["answers"])
 
@@ -241,7 +262,7 @@ class SyntheticOracle(_AnswersAtOnce):
         return super().state_dict() | {"rng": rng}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken: with the same queries come the same answers."""
+        """Continue where `state_dict` was taken: with the same queries come the same answers."""
         super().load_state_dict(state)
         if self._rng is not None:
             self._rng.bit_generator.state = state["rng"]
@@ -330,6 +351,11 @@ class DelayedOracle:
         self._late: deque[dict[int, Label]] = deque({} for _ in range(rounds))
 
     @property
+    def has_store(self) -> bool:
+        """As of the other oracle."""
+        return self._oracle.has_store
+
+    @property
     def queries_used(self) -> int:
         """Queries taken so far."""
         return self._oracle.queries_used
@@ -350,12 +376,26 @@ class DelayedOracle:
     def state_dict(self) -> dict[str, Any]:
         """The state of the other oracle, and the answers that are on their way."""
         late = [_plain(answers) for answers in self._late]
-        return {"oracle": self._oracle.state_dict(), "late": late}  # type: ignore[attr-defined]
+        return {"oracle": self._oracle.state_dict(), "late": late}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        self._oracle.load_state_dict(state["oracle"])  # type: ignore[attr-defined]
-        self._late = deque(_labels(answers) for answers in state["late"])
+        """Continue where `state_dict` was taken; what a store has answered is late once more."""
+        self._oracle.load_state_dict(state["oracle"])
+        late = [{} if self.has_store else _labels(answers) for answers in state["late"]]
+        self._late = deque(late)
+
+
+def check_store(path: str | os.PathLike[str], *, known: int, found: int) -> None:
+    """Refuse a store that holds fewer queries than a state knows.
+
+    Raises:
+        StorageError: If so.
+    """
+    if found < known:
+        raise StorageError(
+            f"a run goes on with every query that it asked: {known} were in {path}, but {found} "
+            "are there; restore the others from a copy, or start a new run"
+        )
 
 
 def _plain(answers: Mapping[int, Label]) -> dict[int, list[float]]:
@@ -364,23 +404,3 @@ def _plain(answers: Mapping[int, Label]) -> dict[int, list[float]]:
 
 def _labels(answers: Mapping[int, Sequence[float]]) -> dict[int, Label]:
     return {number: Label(*values) for number, values in answers.items()}
-
-
-def checked_budget(budget: int | None) -> int | None:
-    """Return a budget, or refuse a negative one."""
-    if budget is not None and budget < 0:
-        raise ValueError(f"a query budget must be >= 0, got {budget}; None is no bound")
-    return budget
-
-
-def check_left(budget: int | None, *, used: int, asked: int) -> None:
-    """Refuse to take more queries than are left.
-
-    Raises:
-        BudgetError: If so.
-    """
-    if budget is not None and asked > budget - used:
-        raise BudgetError(
-            f"the oracle's budget of {budget} queries must not be passed: {budget - used} are "
-            f"left, {asked} were asked; ask fewer, or raise the budget"
-        )

@@ -32,16 +32,16 @@ class Selection(Protocol):
         num_pairs: int,
         *,
         asked: PreferenceBuffer,
-        model: LearnedCost,
+        model: LearnedCost | None,
         rng: np.random.Generator,
     ) -> Pairs:
         """Choose pairs.
 
         Args:
             pool: What to choose from; may be `asked.trajectories`.
-            num_pairs: How many pairs, at most as many as there are that were not labelled yet.
+            num_pairs: How many pairs, at most `num_new_pairs(pool, asked)`.
             asked: The pairs that have been labelled so far.
-            model: What has been learned so far.
+            model: What has been learned so far; None suits those that do not look at it.
             rng: Source of chance.
 
         Returns:
@@ -74,7 +74,7 @@ def disagreement(
     num_pairs: int,
     *,
     asked: PreferenceBuffer,
-    model: LearnedCost,
+    model: LearnedCost | None,
     rng: np.random.Generator,
 ) -> Pairs:
     """Choose pairs on whose preference the members of an ensemble differ most.
@@ -82,9 +82,9 @@ def disagreement(
     The score is the variance over the members of σ(Ĉ_2 - Ĉ_1) (Christiano et al. 2017).
 
     Raises:
-        ValueError: If the model has a single member, or there are not as many pairs.
+        ValueError: If there is no model, it has a single member, or there are not as many pairs.
     """
-    if model.num_members < 2:
+    if _required(model).num_members < 2:
         raise ValueError(
             "disagreement needs members that can disagree, got a model with one; use a "
             "CostModelEnsemble, or another selection"
@@ -98,7 +98,7 @@ def entropy(
     num_pairs: int,
     *,
     asked: PreferenceBuffer,
-    model: LearnedCost,
+    model: LearnedCost | None,
     rng: np.random.Generator,
 ) -> Pairs:
     """Choose pairs whose predicted preference, the members' mean, is nearest to 0.5."""
@@ -112,12 +112,12 @@ def near_threshold(
     num_pairs: int,
     *,
     asked: PreferenceBuffer,
-    model: LearnedCost,
+    model: LearnedCost | None,
     rng: np.random.Generator,
 ) -> Pairs:
     """Choose pairs of trajectories that are judged to lie near the learned limit, both of them."""
     pairs = _candidates(pool, num_pairs, asked=asked, rng=rng)
-    distance = np.abs(model.member_scores(pool).mean(axis=0))  # (len(pool),)
+    distance = np.abs(_required(model).member_scores(pool).mean(axis=0))  # (len(pool),)
     return _best(pairs, -distance[pairs].sum(axis=1), num_pairs)
 
 
@@ -158,6 +158,11 @@ SELECTIONS: dict[str, Selection] = {
 """The ways to choose, by name."""
 
 
+def num_new_pairs(pool: Sequence[Trajectory], asked: PreferenceBuffer) -> int:
+    """How many pairs of a pool have not been labelled yet."""
+    return len(pool) * (len(pool) - 1) // 2 - len(_known_pairs(pool, asked))
+
+
 def _known_pairs(pool: Sequence[Trajectory], asked: PreferenceBuffer) -> set[frozenset[int]]:
     """The labelled pairs of which both members are in the pool, as indices into it."""
     place = {id(trajectory): i for i, trajectory in enumerate(pool)}
@@ -174,14 +179,22 @@ def _candidates(
     rng: np.random.Generator,
 ) -> Pairs:
     """Ten times as many new pairs as are asked, or all there are."""
-    possible = len(pool) * (len(pool) - 1) // 2 - len(_known_pairs(pool, asked))
-    count = max(num_pairs, min(_CANDIDATES * num_pairs, possible))
+    count = max(num_pairs, min(_CANDIDATES * num_pairs, num_new_pairs(pool, asked)))
     return uniform(pool, count, asked=asked, rng=rng)
 
 
-def _preferences(model: LearnedCost, pool: Sequence[Trajectory], pairs: Pairs) -> Scores:
+def _required(model: LearnedCost | None) -> LearnedCost:
+    if model is None:
+        raise ValueError(
+            "this selection looks at what has been learned, but there is no model; pass model=, or "
+            "select by `uniform` or `novelty`"
+        )
+    return model
+
+
+def _preferences(model: LearnedCost | None, pool: Sequence[Trajectory], pairs: Pairs) -> Scores:
     """Each member's probability that the first of a pair is the safer one, (M, len(pairs))."""
-    first, second = np.moveaxis(model.member_scores(pool)[:, pairs], -1, 0)
+    first, second = np.moveaxis(_required(model).member_scores(pool)[:, pairs], -1, 0)
     probability: Scores = 0.5 + 0.5 * np.tanh((second - first) / 2)  # σ, without overflow
     return probability
 

@@ -99,6 +99,13 @@ def test_drawing_no_pairs_gives_an_empty_array_of_pairs(num_trajectories):
     assert draw(num_trajectories, 0).shape == (0, 2)
 
 
+def test_a_seed_is_no_generator():
+    with pytest.raises(
+        TypeError, match=r"rng is a NumPy generator, got 0; pass np\.random\.default_"
+    ):
+        draw_pairs(4, 2, rng=0)
+
+
 # -- Trajectories ----------------------------------------------------------------------------
 
 
@@ -260,3 +267,14 @@ def test_contradictory_labels_are_odd_and_warn_once():
     with pytest.warns(UserWarning, match=r"of 3 pairs or trajectories the labels contradict"):
         buffer.check_trainable()
     buffer.check_trainable()
+
+
+def test_what_is_no_trajectory_or_no_label_is_named_and_nothing_is_added():
+    buffer = buffer_of(2)
+    with pytest.raises(TypeError, match="a sequence of Trajectory, got NoneType; pass a list"):
+        buffer.add_trajectories([episode(), None])
+    with pytest.raises(TypeError, match="a sequence of Trajectory, got generator"):
+        buffer.add_trajectories(episode() for _ in range(2))
+    with pytest.raises(TypeError, match=r"must be Label objects, got 1; make them by Label\("):
+        buffer.add_labels(np.array([[0, 1]]), [1])
+    assert (len(buffer.trajectories), len(buffer)) == (2, 0)

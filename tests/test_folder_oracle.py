@@ -10,7 +10,14 @@ import pytest
 from pbcrl import label
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.errors import BudgetError, CorruptFileError, StorageError
-from pbcrl.folder_oracle import FolderOracle, query_names, read_query, write_answer
+from pbcrl.folder_oracle import (
+    FolderOracle,
+    hold_folder,
+    query_names,
+    read_labelled,
+    read_query,
+    write_answer,
+)
 from pbcrl.trajectory import Label, Query, Trajectory
 
 
@@ -97,7 +104,7 @@ def test_a_line_that_is_no_answer_is_named_and_does_not_end_the_run(tmp_path):
         (tmp_path / "answers.jsonl").write_text(wrong + "\n")
         answer(tmp_path, name, preference=1)
         with pytest.warns(RuntimeWarning, match=r"line 1 of .*answers\.jsonl is not .* mend it"):
-            assert FolderOracle(tmp_path).labelled()[2][0].preference == 1
+            assert read_labelled(tmp_path)[2][0].preference == 1
     with pytest.warns(RuntimeWarning, match="line 1"):
         assert len(oracle.collect()) == 1
 
@@ -112,7 +119,7 @@ def test_half_a_line_at_the_end_may_still_be_written(tmp_path):
     (tmp_path / "answers.jsonl").write_text(whole)  # a person may end without a line break
     assert len(oracle.collect()) == 1
     write_answer(tmp_path, name, Label(0, 1, 1))
-    assert oracle.labelled()[2] == [Label(0, 1, 1)]
+    assert read_labelled(tmp_path)[2] == [Label(0, 1, 1)]
 
 
 def test_waiting_for_a_person_ends_with_the_last_answer_in_the_order_of_the_queries(tmp_path):
@@ -137,7 +144,7 @@ def test_all_that_was_ever_answered_can_be_learned_from(tmp_path):
     FolderOracle(tmp_path).submit([query(1, 2), query(3, 4), query(4, 1), query(2, 2), query(5, 6)])
     for name, preference in zip(query_names(tmp_path), [1, 0.5, 0, 0.5], strict=False):
         write_answer(tmp_path, name, Label(preference, 1, 0))
-    trajectories, pairs, labels = FolderOracle(tmp_path).labelled()
+    trajectories, pairs, labels = read_labelled(tmp_path)
     assert [trajectory.obs[0, 0] for trajectory in trajectories] == [1, 2, 3, 4, 2]
     assert pairs.tolist() == [[0, 1], [2, 3], [3, 0], [1, 4]]  # a pair has two members
     assert labels == [Label(preference, 1, 0) for preference in (1, 0.5, 0, 0.5)]
@@ -149,7 +156,7 @@ def test_all_that_was_ever_answered_can_be_learned_from(tmp_path):
 
 def test_a_folder_without_answers_has_nothing_to_learn_from(tmp_path):
     FolderOracle(tmp_path).submit([query(1, 2)])
-    trajectories, pairs, labels = FolderOracle(tmp_path).labelled()
+    trajectories, pairs, labels = read_labelled(tmp_path)
     assert (trajectories, pairs.shape, labels) == ([], (0, 2), [])
 
 
@@ -176,6 +183,36 @@ def test_a_folder_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="must be writable"):
         FolderOracle(tmp_path / "file" / "folder")
+
+
+def test_a_second_oracle_is_refused_so_that_a_budget_is_spent_once(tmp_path):
+    oracle = FolderOracle(tmp_path, budget=4)
+    oracle.submit([query(1, 2), query(3, 4)])
+    with pytest.raises(StorageError, match=r"has one oracle at a time, but another .* wait until"):
+        FolderOracle(tmp_path, budget=4)
+    oracle.close()
+    assert FolderOracle(tmp_path, budget=4).queries_used == 2
+
+
+def test_an_answer_to_an_unknown_query_is_named_once(tmp_path):
+    oracle = FolderOracle(tmp_path)
+    (number,) = oracle.submit([query(1, 2)])
+    answer(tmp_path, "000001-typo", preference=1)
+    with pytest.warns(RuntimeWarning, match=r"answers '000001-typo', which .* correct the name"):
+        assert oracle.collect() == {}
+    answer(tmp_path, *query_names(tmp_path), preference=1, first_safe=1, second_safe=1)
+    assert oracle.collect() == {number: Label(1, 1, 1)}  # and no second warning
+
+
+def test_a_folder_with_fewer_queries_than_a_state_knows_is_refused(tmp_path):
+    oracle = FolderOracle(tmp_path)
+    oracle.submit([query(1, 2), query(3, 4)])
+    state = oracle.state_dict()
+    oracle.close()
+    (tmp_path / f"{query_names(tmp_path)[0]}.npz").unlink()
+    again = FolderOracle(tmp_path)
+    with pytest.raises(StorageError, match=r"2 were in .*, but 1 are there; restore the others"):
+        again.load_state_dict(state)
 
 
 # -- At the terminal -------------------------------------------------------------------------
@@ -210,3 +247,44 @@ def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path
 def test_a_folder_that_is_not_there_has_no_questions(tmp_path):
     with pytest.raises(SystemExit, match=r"there is no folder .*nowhere"):
         label.main([str(tmp_path / "nowhere")])
+
+
+def test_a_second_annotator_is_refused(tmp_path):
+    with hold_folder(tmp_path, by="annotator"):
+        with pytest.raises(SystemExit, match="one annotator at a time, but another one is at work"):
+            label.main([str(tmp_path)])
+        FolderOracle(tmp_path)  # the oracle works beside the annotator
+
+
+def test_a_damaged_query_does_not_keep_the_others_from_being_asked(tmp_path, type_answers):
+    oracle = FolderOracle(tmp_path)
+    numbers = oracle.submit([query(1, 2), query(3, 4)])
+    damaged, _ = query_names(tmp_path)
+    (tmp_path / f"{damaged}.npz").write_bytes(b"nothing")
+    shown = type_answers(tmp_path, "1\ny\nn\n")
+    assert f"{damaged}.npz is damaged" in shown
+    assert "this query is left out" in shown
+    assert oracle.collect() == {numbers[1]: Label(1, 1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("1\nn\ny\n", "1 is safer, yet it is unsafe and 2 is safe"),
+        ("2\ny\nn\n", "2 is safer, yet it is unsafe and 1 is safe"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_asked_once_more(tmp_path, type_answers, given, shown):
+    oracle = FolderOracle(tmp_path)
+    (number,) = oracle.submit([query(1, 2)])
+    assert shown in type_answers(tmp_path, given + "=\ny\nn\n")
+    assert oracle.collect() == {number: Label(0.5, 1, 0)}
+
+
+def test_a_file_name_reaches_the_terminal_without_its_control_codes(tmp_path, type_answers):
+    FolderOracle(tmp_path).submit([query(1, 2)])
+    (name,) = query_names(tmp_path)
+    (tmp_path / f"{name}-\x1b[2Jfilm.mp4").touch()
+    shown = type_answers(tmp_path, "q\n")
+    assert "\x1b" not in shown
+    assert rf"{name}-\x1b[2Jfilm.mp4" in shown

@@ -14,6 +14,7 @@ import struct
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from pbcrl.errors import StorageError
 from pbcrl.folder_oracle import FolderOracle, query_names, read_query
 from pbcrl.journal import _line
 from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.label_log import _line as _label_line
 from pbcrl.lagrange import LagrangeMultiplier
-from pbcrl.ledger import BudgetLedger
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -107,18 +108,18 @@ def write_labels(path: Path) -> None:
         log.append([Label(n / 9, float(n % 2), float("nan")) for n in range(10)])
 
 
-def write_ledger(path: Path) -> None:
-    ledger = BudgetLedger(path)
-    ledger.ask(list("abcdef"))
-    for digest in "abc":
-        ledger.answer(digest, Label(1.0, 1.0, 0.0))
-    ledger.close()
+def write_queries(path: Path) -> None:
+    with LabelLog(path) as log:
+        log.ask(list("abcdef"))
+        for digest in "abc":
+            log.answer(digest, Label(1.0, 1.0, 0.0))
 
 
 def write_query(path: Path) -> None:
     first, second, *_ = trajectories()
     path.mkdir()
     FolderOracle(path).submit([Query(first, second)])
+    (path / ".oracle.lock").unlink()
     (name,) = query_names(path)
     path.joinpath(f"{name}.npz").rename(path / "query.npz")
 
@@ -137,19 +138,19 @@ def read_agent(path: Path) -> Content:
 
 
 def read_label_log(path: Path) -> Content:
-    """Without an end of its own: a log that lost its last lines is a shorter log."""
+    """Nothing marks the end: a log that lost its last lines is a shorter log."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # half a line
         return {number: repr(label) for number, label in enumerate(read_labels(path))}
 
 
-def read_ledger(path: Path) -> Content:
-    """As a log without an end of its own: what lost its answer is unanswered again."""
+def read_query_log(path: Path) -> Content:
+    """What lost its answer with the last lines is unanswered again."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # half a line
-        ledger = BudgetLedger(path)
-    ledger.close()
-    return {digest: str(label) for digest, label in ledger.answers.items() if label is not None}
+        log = LabelLog(path)
+    log.close()
+    return {digest: str(label) for digest, label in log.answers.items() if label is not None}
 
 
 def read_one_query(path: Path) -> Content:
@@ -191,7 +192,7 @@ TARGETS = {
     "ensemble": Target(write_ensemble, read_cost_model, "file"),
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
-    "ledger": Target(write_ledger, read_ledger, "file"),
+    "query log": Target(write_queries, read_query_log, "file"),
     "query": Target(write_query, read_one_query, "file"),
     "dataset": Target(write_dataset, read_dataset, "file"),
     "unfinished dataset": Target(
@@ -398,14 +399,29 @@ def forge_journal(path: Path, rng: np.random.Generator) -> None:
         path.write_bytes(header + b"".join(_line(entry) for entry in entries))
 
 
+def forge_log(path: Path, rng: np.random.Generator) -> None:
+    """With every crc32 as it should be."""
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    entries = [json.loads(line) for line in lines]
+    entries = [{name: entry[name] for name in entry if name != "crc32"} for entry in entries]
+    chosen = int(rng.integers(len(entries)))
+    entries[chosen] = forged(entries[chosen], rng)
+    if isinstance(entries[chosen], dict):
+        forgery, crc32 = [header], zlib.crc32(header)
+        for entry in entries:
+            line, crc32 = _label_line(entry, crc32)
+            forgery.append(line)
+        path.write_bytes(b"".join(forgery))
+
+
 def forge_labels(path: Path, rng: np.random.Generator) -> None:
     write_labels(path)
-    forge_journal(path, rng)
+    forge_log(path, rng)
 
 
-def forge_ledger(path: Path, rng: np.random.Generator) -> None:
-    write_ledger(path)
-    forge_journal(path, rng)
+def forge_queries(path: Path, rng: np.random.Generator) -> None:
+    write_queries(path)
+    forge_log(path, rng)
 
 
 def forge_query(path: Path, rng: np.random.Generator) -> None:
@@ -432,7 +448,7 @@ def forge_unfinished(path: Path, rng: np.random.Generator) -> None:
         ("cost model", forge_cost_model),
         ("dataset", forge_dataset),
         ("labels", forge_labels),
-        ("ledger", forge_ledger),
+        ("query log", forge_queries),
         ("query", forge_query),
         ("unfinished dataset", forge_unfinished),
     ],

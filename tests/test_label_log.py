@@ -1,12 +1,14 @@
 import json
 import math
+import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from pbcrl.errors import CorruptFileError, FormatVersionError, StorageError
-from pbcrl.label_log import LabelLog, read_labels
-from pbcrl.trajectory import Label
+from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
+from pbcrl.label_log import LabelLog, query_digest, read_labels
+from pbcrl.trajectory import Label, Query, Trajectory
 
 from .damage import full_disk, read_only, with_flipped_bits
 
@@ -29,7 +31,7 @@ def test_labels_come_back_in_order_with_nan_where_none_was_given(tmp_path):
 
 def test_a_label_line_is_readable_json(tmp_path):
     header, _, second, _ = label_log(tmp_path / "log").read_text().splitlines()
-    assert json.loads(header) == {"format": "pbcrl-labels", "version": 1}
+    assert json.loads(header) == {"format": "pbcrl-labels", "version": 2}
     entry = json.loads(second)
     assert entry.pop("crc32") > 0
     assert entry == {"preference": 0.5, "first_safe": None, "second_safe": 0.0}
@@ -121,7 +123,9 @@ def test_labels_that_do_not_fit_on_the_disk_leave_the_log_as_it_was(tmp_path):
 def test_a_label_log_of_another_version_is_refused(tmp_path):
     path = tmp_path / "log"
     path.write_text('{"format": "pbcrl-labels", "version": 7}\nwhatever\n')
-    with pytest.raises(FormatVersionError, match=r"version 1 of pbcrl-labels, but .* version 7"):
+    with pytest.raises(
+        FormatVersionError, match=r"version 1 or 2 of pbcrl-labels, but .* version 7"
+    ):
         read_labels(path)
 
 
@@ -146,7 +150,7 @@ def test_a_log_that_was_closed_or_replaced_takes_no_label_in_silence(tmp_path):
     log.path.rename(tmp_path / "moved")
     label_log(tmp_path / "log")
     with pytest.raises(
-        StorageError, match=r"was closed, or replaced by another file.*open it anew"
+        StorageError, match=r"was closed, or replaced by another file.*open it again"
     ):
         log.append(LABELS)
     log.path.unlink()
@@ -172,3 +176,163 @@ def test_a_device_is_no_label_log(device):
     for attempt in (LabelLog, read_labels):
         with pytest.raises(StorageError, match="not a regular file"):
             attempt(device)
+
+
+# -- Lines that moved ------------------------------------------------------------------------
+
+
+def changed(path: Path, change) -> None:
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([header, *change(lines)]))
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda x: [x[1], x[0], x[2]], 2),
+        (lambda x: [x[0], x[2]], 3),
+        (lambda x: [x[0], x[1], x[1], x[2]], 4),
+        (lambda x: x[1:], 2),
+        (lambda x: [*x, x[-1]], 5),
+    ],
+    ids=["swapped", "deleted", "doubled", "first deleted", "last doubled"],
+)
+def test_lines_that_were_swapped_deleted_or_doubled_are_found(tmp_path, change, line):
+    path = label_log(tmp_path / "log")
+    changed(path, change)
+    with pytest.raises(CorruptFileError, match=rf"line {line} does not match its crc32: .* moved"):
+        read_labels(path)
+
+
+def old_log(path: Path, header: str, entries: list[dict[str, object]]) -> Path:
+    """As version 1 was written: each line with the crc32 of itself alone."""
+    lines = [header]
+    for entry in entries:
+        crc32 = zlib.crc32(json.dumps(entry).encode())
+        lines.append(json.dumps({**entry, "crc32": crc32}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_log_of_version_1_is_read_and_continued_as_it_is(tmp_path):
+    entries = [
+        {"preference": 1.0, "first_safe": 1.0, "second_safe": 0.0},
+        {"preference": 0.5, "first_safe": None, "second_safe": 0.0},
+    ]
+    path = old_log(tmp_path / "log", '{"format": "pbcrl-labels", "version": 1}', entries)
+    assert repr(read_labels(path)) == repr(LABELS[:2])
+    LabelLog(path).append(LABELS[2:])
+    assert repr(read_labels(path)) == repr(LABELS)
+
+
+def test_an_old_ledger_is_a_log(tmp_path):
+    entries = [
+        {"query": "a"},
+        {"query": "b"},
+        {"query": "a", "preference": 1.0, "first_safe": 1.0, "second_safe": 0.0},
+    ]
+    path = old_log(tmp_path / "log", '{"format": "pbcrl-ledger", "version": 1}', entries)
+    log = LabelLog(path)
+    assert log.answers == {"a": LABELS[0], "b": None}
+    log.answer("b", LABELS[0])
+    log.close()
+    assert LabelLog(path).answers == {"a": LABELS[0], "b": LABELS[0]}
+
+
+# -- Cutting ---------------------------------------------------------------------------------
+
+
+def test_labels_that_are_cut_off_lie_in_another_log(tmp_path):
+    unused = tmp_path / "unused"
+    with LabelLog(label_log(tmp_path / "log")) as log:
+        log.cut(1, unused=unused)
+        assert log.labels == LABELS[:1]
+        log.append([Label(0.25, 0, 0)])
+    assert read_labels(tmp_path / "log") == [LABELS[0], Label(0.25, 0, 0)]
+    assert repr(read_labels(unused)) == repr(LABELS[1:])
+
+
+# -- Queries ---------------------------------------------------------------------------------
+
+
+def episode(value):
+    return Trajectory(np.full((3, 1), value), np.zeros((3, 1)))
+
+
+def query(first, second):
+    return Query(episode(first), episode(second))
+
+
+def test_a_query_is_known_by_what_it_shows_and_by_its_order():
+    assert query_digest(query(1, 2)) == query_digest(query(1, 2))
+    assert len({query_digest(query(a, b)) for a in range(3) for b in range(3)}) == 9
+    assert len(query_digest(query(1, 2))) == 32
+
+
+def test_true_costs_do_not_make_another_query():
+    obs, actions = np.zeros((2, 1)), np.zeros((2, 1))
+    free, dear = (Trajectory(obs, actions, np.full(2, cost)) for cost in (0, 9))
+    assert query_digest(Query(free, free)) == query_digest(Query(dear, free))
+
+
+def test_the_same_numbers_in_another_shape_are_another_query():
+    flat, tall = (
+        Trajectory(np.zeros(shape), np.zeros((shape[0], 1))) for shape in ((2, 3), (3, 2))
+    )
+    assert query_digest(Query(flat, flat)) != query_digest(Query(tall, tall))
+
+
+def test_a_log_is_continued_with_all_that_was_asked_and_answered(tmp_path):
+    first, second, _ = LABELS
+    with LabelLog(tmp_path / "log") as log:
+        log.ask(["a", "b", "a", "c"])
+        log.answer("b", second)
+        log.answer("a", first)
+        log.ask(["b", "a"])
+    again = LabelLog(tmp_path / "log")
+    assert repr(again.answers) == repr({"a": first, "b": second, "c": None})
+    assert repr(again.labels) == repr(read_labels(again.path)) == repr([second, first])
+    assert again.queries_asked == 3
+
+
+def test_a_query_and_its_answer_are_readable_json(tmp_path):
+    log = LabelLog(tmp_path / "log")
+    log.ask(["a"])
+    log.answer("a", LABELS[1])
+    header, *lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert header == {"format": "pbcrl-labels", "version": 2}
+    assert all(line.pop("crc32") for line in lines)
+    assert lines == [
+        {"query": "a"},
+        {"query": "a", "preference": 0.5, "first_safe": None, "second_safe": 0.0},
+    ]
+
+
+def test_what_was_not_asked_cannot_be_answered(tmp_path):
+    with pytest.raises(BudgetError, match="only what was asked can be answered, but b was not"):
+        LabelLog(tmp_path / "log").answer("b", LABELS[0])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"query": 7},
+        {"query": "a", "preference": 10**400, "first_safe": 1.0, "second_safe": 1.0},
+        {"query": "a", "preference": 1.0},
+    ],
+)
+def test_a_line_that_is_neither_query_nor_label_is_named(tmp_path, entry):
+    header = '{"format": "pbcrl-labels", "version": 1}'
+    path = old_log(tmp_path / "log", header, [{"query": "a"}, entry])
+    with pytest.raises(CorruptFileError, match="line 3 is no label and no query"):
+        LabelLog(path)
+
+
+def test_a_query_that_does_not_fit_on_the_disk_is_not_noted(tmp_path):
+    log = LabelLog(tmp_path / "log")
+    before = log.path.read_bytes()
+    with full_disk(len(before) + 20), pytest.raises(StorageError, match="free disk space"):
+        log.ask(["a"])
+    assert log.path.read_bytes() == before
+    assert log.queries_asked == 0

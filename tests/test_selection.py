@@ -118,6 +118,12 @@ def test_disagreement_needs_an_ensemble():
         disagreement(pool_of(4), 1, asked=PreferenceBuffer(), model=Members([0.0] * 4), rng=rng())
 
 
+@pytest.mark.parametrize("select", [disagreement, entropy, near_threshold])
+def test_what_looks_at_a_model_says_so_if_there_is_none(select):
+    with pytest.raises(ValueError, match=r"there is no model; pass model=, or select by `uniform`"):
+        select(pool_of(4), 1, asked=PreferenceBuffer(), model=None, rng=rng())
+
+
 def test_entropy_asks_about_the_pair_that_is_hardest_to_order():
     model = Members([-3.0, 0.0, 0.4, 3.0])
     pairs = entropy(pool_of(4), 1, asked=PreferenceBuffer(), model=model, rng=rng())

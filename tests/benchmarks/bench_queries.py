@@ -1,7 +1,7 @@
 """What teachers and ways to choose queries are worth: cost models of the toy, a small fixed budget.
 
 `make queries` prints two tables, means and standard deviations over seeds. Episodes are played by
-scripted drivers, each with a caution of its own, so that nothing has to be trained but cost models.
+scripted drivers of different caution, so that nothing has to be trained but cost models.
 Every teacher labels the same pairs; every selection starts from the same pairs, and adds to them
 round by round what it chooses by the ensemble trained so far.
 """
@@ -18,20 +18,15 @@ import tyro
 from gymnasium.vector import AutoresetMode
 
 import pbcrl_envs
-from pbcrl import (
-    SELECTIONS,
-    TEACHERS,
-    CostModel,
-    CostModelEnsemble,
-    CostModelTrainer,
-    DeadZone,
-    PreferenceBuffer,
-    SyntheticOracle,
-    Trajectory,
-    cost_model_report,
-    draw_pairs,
-    make_teacher,
-)
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.cost_model import CostModel
+from pbcrl.dead_zone import DeadZone
+from pbcrl.ensemble import CostModelEnsemble
+from pbcrl.metrics import cost_model_report
+from pbcrl.oracle import TEACHERS, SyntheticOracle, make_teacher
+from pbcrl.selection import SELECTIONS
+from pbcrl.trainer import CostModelTrainer
+from pbcrl.trajectory import Trajectory
 from pbcrl_envs.toy.point_hazards import HAZARDS
 
 ENV_ID = "PointHazards-v0"

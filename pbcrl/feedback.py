@@ -1,0 +1,393 @@
+"""The online preference loop of Alg. 1 as three calls per iteration: `add`, `ask`, `collect`.
+
+A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
+compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
+depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pbcrl.buffer import Pairs, PreferenceBuffer, check_generator, check_trajectories
+from pbcrl.cost_model import LearnedCost
+from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
+from pbcrl.label_log import LabelLog, label_to_json
+from pbcrl.oracle import Oracle
+from pbcrl.selection import Selection, num_new_pairs, uniform
+from pbcrl.trajectory import Label, Trajectory
+
+
+@final
+class FeedbackLoop:
+    """Asks an oracle about fresh episodes and puts the answers into a buffer.
+
+    With a folder, every label is in `labels.jsonl` there before it is used, and the episodes that
+    were compared online lie in `online/0001`, ..., a dataset per call of `ask`, so that they take
+    no memory. A process that was killed continues from a `state_dict`. It gets the labels that were
+    logged after that state again and does not log them twice; a label that then differs is refused.
+
+    Args:
+        oracle: Who answers; nobody else may call its `collect`.
+        buffer: Where labelled pairs go. Trajectories that are compared offline are put into it
+            before the first `ask`.
+        rng: Draws the pairs. It is the caller's, and not part of `state_dict`.
+        folder: Where the log and the compared episodes are; None keeps all in memory.
+        select: Chooses the online pairs among the fresh episodes.
+
+    Raises:
+        TypeError: If `buffer` or `rng` is something else.
+        StorageError, CorruptFileError, FormatVersionError: As `LabelLog`.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        buffer: PreferenceBuffer,
+        *,
+        rng: np.random.Generator,
+        folder: str | os.PathLike[str] | None = None,
+        select: Selection = uniform,
+    ) -> None:
+        _check_buffer(buffer)
+        check_generator(rng)
+        self.oracle = oracle
+        self.buffer = buffer
+        self._rng = rng
+        self._select = select
+        self._folder = None if folder is None else Path(folder)
+        self._log = None if self._folder is None else LabelLog(self._folder / "labels.jsonl")
+        self._bought = deque(self._log.labels if self._log else [])  # logged, but not used yet
+        self._num_labels = 0  # that were used, offline and for other buffers too
+        self._fresh: list[Trajectory] = []
+        self._start = 0  # the first online trajectory in the buffer
+        self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
+        self._queries_asked = 0
+        self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
+        self._answers: dict[int, Label] = {}  # collected, but not logged yet
+        self._warned_of_budget = False
+
+    @property
+    def queries_asked(self) -> int:
+        """Online queries so far, answered or not."""
+        return self._queries_asked
+
+    @property
+    def num_open(self) -> int:
+        """Online queries that have no answer yet."""
+        return len(self._open)
+
+    @property
+    def queries_used(self) -> int:
+        """Queries that the oracle has counted, online and offline."""
+        return self.oracle.queries_used
+
+    @property
+    def num_labels(self) -> int:
+        """Labels so far, online and offline, for whatever buffer."""
+        return self._num_labels
+
+    def label(self, buffer: PreferenceBuffer, num_queries: int) -> int:
+        """Label distinct pairs of a buffer's trajectories, however long the oracle takes.
+
+        Args:
+            buffer: This loop's, or another one, for validation.
+            num_queries: How many. If fewer pairs are left that have no label, only those are asked.
+
+        Returns:
+            How many labels were added.
+
+        Raises:
+            BudgetError: If they exceed what is left of the oracle's budget; none is asked then.
+            MismatchError: If a label in the log is not the one that the oracle gives now.
+            StorageError: If the labels cannot be logged; none is used then.
+        """
+        _check_buffer(buffer)
+        count = min(
+            _checked_count("num_queries", num_queries), num_new_pairs(buffer.trajectories, buffer)
+        )
+        pairs = uniform(buffer.trajectories, count, asked=buffer, rng=self._rng)
+        self._keep(buffer, pairs, self.oracle.label(buffer.queries(pairs)))
+        return count
+
+    def add(self, finished: Sequence[Trajectory]) -> None:
+        """Keep finished episodes for the next `ask` that finds queries due.
+
+        They stay in memory until then, so a loop that will never ask should not be given any.
+
+        Raises:
+            TypeError: If one is no trajectory.
+        """
+        check_trajectories(finished)
+        self._fresh += finished
+
+    def ask(self, due: int, *, model: LearnedCost | None = None) -> int:
+        """Ask about pairs of fresh episodes until `due` online queries have been asked in all.
+
+        If the episodes make fewer pairs, only those are asked; the rest is asked later if `due`
+        says so again. If the oracle's budget ends, a warning says so, once.
+
+        Args:
+            due: Online queries since the beginning, such as
+                `online_queries * iteration // num_iterations`.
+            model: What has been learned so far, for a `select` that looks at it.
+
+        Returns:
+            How many were asked now. If any was, the episodes that were not compared are forgotten.
+
+        Raises:
+            StorageError: If the compared episodes cannot be written; the loop has them in memory.
+        """
+        missing = _checked_count("due", due) - self._queries_asked
+        count = min(missing, num_new_pairs(self._fresh, self.buffer))
+        if count <= 0:
+            return 0
+        pairs = self._select(self._fresh, count, asked=self.buffer, model=model, rng=self._rng)
+        used, inverse = np.unique(pairs, return_inverse=True)
+        episodes = [self._fresh[i] for i in used.tolist()]
+        kept = self.buffer.add_trajectories(episodes)
+        asked = self._submit(kept[inverse.reshape(-1, 2)], due=due)
+        self._fresh = []
+        if asked == 0:
+            del self.buffer.trajectories[kept[0] :]
+            return 0
+        if not self._rounds:
+            self._start = int(kept[0])
+        self._rounds.append(len(kept))
+        if self._folder is not None:
+            self.buffer.trajectories[kept[0] :] = _stored(self._round(len(self._rounds)), episodes)
+        return asked
+
+    def collect(self) -> NDArray[np.int64]:
+        """Put the answers that have come into the buffer; never waits.
+
+        Returns:
+            Positions of the newly labelled pairs in the buffer, int64 (B,); empty if none came.
+
+        Raises:
+            LabelError: If an answer belongs to no query of this loop.
+            MismatchError: If a label in the log is not the one that the oracle gives now.
+            StorageError: If the labels cannot be logged; the next call tries again.
+        """
+        self._answers |= self.oracle.collect()
+        if unknown := [number for number in self._answers if number not in self._open]:
+            raise LabelError(
+                "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
+                f"{unknown} of somebody else; give the loop an oracle that nothing else uses"
+            )
+        if self._answers:
+            pairs = np.stack([self._open[number] for number in self._answers])
+            self._keep(self.buffer, pairs, list(self._answers.values()))
+        self._open = {n: pair for n, pair in self._open.items() if n not in self._answers}
+        num_new, self._answers = len(self._answers), {}
+        return np.arange(len(self.buffer) - num_new, len(self.buffer), dtype=np.int64)
+
+    def set_unused_labels_aside(self) -> int:
+        """Move the labels in the log that this loop has not used to `labels_unused.jsonl`.
+
+        For a process that continues with other episodes than it had, as with environments that
+        cannot be put where they were. For an oracle with a store, which answers in no fixed order,
+        the loop does so itself as soon as a label differs: the store will give it again.
+
+        Returns:
+            How many labels were moved.
+        """
+        return self._set_aside(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the loop's future depends on, save `rng` and what is in the folder.
+
+        Raises:
+            ValueError: If trajectories came into the buffer from elsewhere after the first `ask`.
+        """
+        trajectories = self.buffer.trajectories
+        if self._rounds and len(trajectories) != self._start + sum(self._rounds):
+            raise ValueError(
+                "trajectories that are compared offline are in the buffer before the first online "
+                f"query, but {len(trajectories) - self._start - sum(self._rounds)} came later; add "
+                "them earlier, or to another buffer"
+            )
+        num_offline = self._start if self._rounds else len(trajectories)
+        in_memory = trajectories[num_offline:] if self._folder is None else []
+        return {
+            "num_offline": num_offline,
+            "rounds": list(self._rounds),
+            "compared": [_arrays(trajectory) for trajectory in in_memory],
+            "pairs": self.buffer.labelled_pairs,
+            "labels": self.buffer.labels,
+            "num_labels": self._num_labels,
+            "fresh": [_arrays(trajectory) for trajectory in self._fresh],
+            "queries_asked": self._queries_asked,
+            "open_numbers": list(self._open),
+            "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
+            "oracle": self.oracle.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken, bit by bit, with a new oracle and a new buffer.
+
+        The buffer holds the trajectories that are compared offline, in their old order, and no
+        label; the state has the labels. The state of `rng` is set by the caller.
+
+        Raises:
+            StorageError: If the log or the oracle's store has less than the state knows.
+            MismatchError: If the buffer or a dataset in `online` is not what it was.
+        """
+        found = len(self.buffer.trajectories), len(self.buffer)
+        if found != (state["num_offline"], 0):
+            raise MismatchError(
+                f"a feedback loop continues with the {state['num_offline']} trajectories that its "
+                f"buffer held before the first online query, and no labels, but there are "
+                f"{found[0]} and {found[1]} labels; put the same ones into a new buffer"
+            )
+        logged = self._log.labels if self._log else []
+        if self._log and len(logged) < state["num_labels"]:
+            raise StorageError(
+                f"a run goes on with every label that it bought: {state['num_labels']} were in "
+                f"{self._log.path}, but {len(logged)} are there; restore it from a copy, or start "
+                "a new run"
+            )
+        self.buffer.add_trajectories(self._compared(state))
+        labels = [Label(*row) for row in state["labels"].tolist()]
+        self.buffer.add_labels(state["pairs"], labels)
+        self._start, self._rounds = state["num_offline"], list(state["rounds"])
+        self._num_labels = state["num_labels"]
+        self._bought = deque(logged[self._num_labels :])
+        self._fresh = [Trajectory(*arrays) for arrays in state["fresh"]]
+        self._queries_asked = state["queries_asked"]
+        self._answers = {}
+        self.oracle.load_state_dict(state["oracle"])
+        numbers, pairs = state["open_numbers"], state["open_pairs"]
+        if self.oracle.has_store:  # it knows these queries, but by other numbers
+            numbers = self.oracle.submit(self.buffer.queries(pairs))
+        self._open = dict(zip(numbers, pairs, strict=True))
+
+    def close(self) -> None:
+        """Let another loop use the log; a second call does nothing."""
+        if self._log is not None:
+            self._log.close()
+
+    def _submit(self, pairs: Pairs, *, due: int) -> int:
+        """Hand in queries one by one, so that each is known by its number whatever happens next."""
+        before = self._queries_asked
+        for pair in pairs:
+            try:
+                (number,) = self.oracle.submit(self.buffer.queries(pair[None]))
+            except BudgetError as error:
+                if not self._warned_of_budget:
+                    self._warned_of_budget = True
+                    warnings.warn(
+                        f"{due} online queries are due, but {self._queries_asked} were asked and "
+                        f"no more can be: {error}",
+                        RuntimeWarning,
+                        stacklevel=3,
+                    )
+                break
+            self._open[number] = pair
+            self._queries_asked += 1
+        return self._queries_asked - before
+
+    def _keep(self, buffer: PreferenceBuffer, pairs: Pairs, labels: list[Label]) -> None:
+        """Log labels, save those that the log has already; then add them to a buffer."""
+        num_logged = 0
+        for label, before in zip(labels, self._bought, strict=False):
+            if label_to_json(before) == label_to_json(label):  # NaN is not equal to itself
+                num_logged += 1
+                continue
+            assert self._log is not None
+            if not self.oracle.has_store:
+                raise MismatchError(
+                    f"a run that goes on gets the labels that it got before, but {before} is in "
+                    f"{self._log.path}, and now it is {label}; the environments, the episodes or "
+                    "the arguments have changed: start a new run in another folder"
+                )
+            self._set_aside(num_logged)
+            break
+        if self._log is not None:
+            self._log.append(labels[num_logged:])
+        for _ in range(num_logged):
+            self._bought.popleft()
+        buffer.add_labels(pairs, labels)
+        self._num_labels += len(labels)
+
+    def _set_aside(self, keep: int) -> int:
+        """Move logged labels that were not used to another log, but for the first ones."""
+        num_unused = len(self._bought) - keep
+        if self._log is not None and num_unused > 0:
+            unused = self._log.path.with_name("labels_unused.jsonl")
+            self._log.cut(self._num_labels + keep, unused=unused)
+            self._bought = deque(islice(self._bought, keep))
+        return num_unused
+
+    def _round(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / "online" / f"{number:04d}"
+
+    def _compared(self, state: Mapping[str, Any]) -> list[Trajectory]:
+        """The online trajectories of a state."""
+        if self._folder is None:
+            return [Trajectory(*arrays) for arrays in state["compared"]]
+        trajectories: list[Trajectory] = []
+        for number, size in enumerate(state["rounds"], start=1):
+            found = list(TrajectoryDataset(self._round(number)))
+            if len(found) != size:
+                raise MismatchError(
+                    f"a run goes on with the episodes that it compared: {size} were in "
+                    f"{self._round(number)}, but {len(found)} are there; restore the folder from a "
+                    "copy, or start a new run"
+                )
+            trajectories += found
+        return trajectories
+
+
+def _stored(path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
+    """Write trajectories to a dataset; return them memory-mapped, in the same order."""
+    obs_shape, act_dim, _ = trajectories[0].layout
+    with TrajectoryWriter(
+        path,
+        env_id="unknown",
+        obs_shape=obs_shape,
+        act_dim=act_dim,
+        horizon=max(map(len, trajectories)),
+        capacity=len(trajectories),
+        rng=np.random.default_rng(0),  # draws nothing: all of them fit
+        overwrite=True,  # what a killed process wrote after its newest state
+    ) as writer:
+        for trajectory in trajectories:
+            writer.add(trajectory)
+    return list(TrajectoryDataset(path))
+
+
+def _arrays(trajectory: Trajectory) -> list[Any]:
+    return [trajectory.obs, trajectory.actions, trajectory.costs]
+
+
+def _checked_count(name: str, count: int) -> int:
+    try:
+        number = operator.index(count)
+    except TypeError as error:
+        raise TypeError(
+            f"{name} is a number of queries, got {count!r}; round it down to an integer"
+        ) from error
+    if number < 0:
+        raise ValueError(f"{name} is a number of queries and must be >= 0, got {count}")
+    return number
+
+
+def _check_buffer(buffer: object) -> None:
+    if not isinstance(buffer, PreferenceBuffer):
+        raise TypeError(
+            f"labels go into a PreferenceBuffer, got {type(buffer).__name__}; make one, and put "
+            "the trajectories into it"
+        )
