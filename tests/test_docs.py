@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pbcrl
-from pbcrl import cost_model_report
+from pbcrl.metrics import cost_model_report
 
 from .every_space import ACTION_SPACES, OBS_SPACES
 
