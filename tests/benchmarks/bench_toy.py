@@ -20,7 +20,7 @@ import tyro
 
 import pbcrl_envs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 
 from presets import PRETRAINING, TASK_OPTIONS, TOY, command_of
 
