@@ -395,7 +395,7 @@ def at(steps: np.ndarray, run: Run, key: str) -> np.ndarray | None:
 def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
     """Return, true cost and learned cost over env steps: mean and standard deviation over seeds.
 
-    Limits are dashed. Learned costs of RLSF have an axis of their own, as their unit is another.
+    Limits are dashed. Learned costs of RLSF have a separate axis, since their unit differs.
     """
     chosen = {variant: runs_of(runs, env_id, variant) for variant in table.variants}
     present = [run for of_variant in chosen.values() for run in of_variant]

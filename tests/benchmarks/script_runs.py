@@ -13,7 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PHASES = ("rollout", "cost_model", "update")
-"""The fields `seconds_*` of metrics.jsonl; a script logs those of its own phases."""
+"""The fields `seconds_*` of metrics.jsonl; a script logs those that it has."""
 OLDER_FLAGS = {"--learning-rate": "--lr", "--update-epochs": "--epochs", "--clip-coef": "--clip"}
 """Flags of today, and their names before the scripts had CleanRL's."""
 

@@ -366,7 +366,7 @@ def test_a_run_that_is_killed_is_resumed_and_the_reason_kept(tmp_path):
 # -- Ray -----------------------------------------------------------------------------------
 
 
-# In a process of its own: Ray leaves files and processes to be closed when Python ends.
+# In a separate process: Ray leaves files and processes to be closed when Python ends.
 CLUSTER = """
 from ray.cluster_utils import Cluster
 
@@ -412,7 +412,7 @@ def test_on_a_ray_cluster_a_run_whose_node_dies_goes_on_on_another(cluster, tmp_
         assert (folder / "summary.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_method_runs_on_a_ray_cluster_of_two_nodes(cluster, tmp_path):
     address = next(line.split()[1] for line in cluster.stdout if line.startswith("address"))
     script = str(PAPER / "benchmark.py")
