@@ -33,7 +33,7 @@ class Args:
     total_timesteps: int = 2_000_000
     """env steps of policy training"""
     dataset: str | None = None
-    """folder of episodes to pretrain on; default: a separate process, not measured, collects them"""
+    """folder of episodes to pretrain on; default: another process, not measured, collects them"""
     runs_dir: str | None = None
     """where to keep the run; default: nowhere"""
     max_megabytes: float = 3_000.0
