@@ -519,8 +519,8 @@ def train(args: Args) -> Path:
         # -- Checkpoint ----------------------------------------------------------------------------
         def save() -> None:
             check_weights(agent=agent, cost_model=cost_model)  # PbCRL
-            info = {"env_id": args.env_id, "dead_zone": trainer.dead_zone.value}  # PbCRL
-            cost_model.save(run.folder / "cost_model.safetensors", **info)  # PbCRL
+            path = run.folder / "cost_model.safetensors"  # PbCRL
+            cost_model.save(path, env_id=args.env_id, dead_zone=trainer.dead_zone.value)  # PbCRL
             path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 

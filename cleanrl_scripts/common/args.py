@@ -64,10 +64,10 @@ def check_args(args: Any) -> None:
             values = value if isinstance(value, tuple) else () if value is None else (value,)
             if not all(map(holds, values)):
                 raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value}")
-    name = given.get("run_name")
-    if name is not None and (Path(name).name != name or name == ".."):
+    run_name = given.get("run_name")
+    if run_name is not None and (Path(run_name).name != run_name or run_name == ".."):
         raise ValueError(
-            f"--run-name is the name of a folder in --runs-dir, got {name!r}; give the folder "
+            f"--run-name is the name of a folder in --runs-dir, got {run_name!r}; give the folder "
             "above it as --runs-dir"
         )
     if "num_steps" in given and args.minibatch_size > args.batch_size:

@@ -137,7 +137,7 @@ def evaluate(
                 episodes=args.capture_video,
                 seed=seed,
                 folder=folder,
-                cost_model=judge and judge.cost_model,
+                cost_model=None if judge is None else judge.cost_model,
             )
     true_cost = float(np.mean([episode.true_cost for episode in episodes]))
     last_tenth = ended[-max(1, len(ended) // 10) :]

@@ -115,7 +115,7 @@ class Run:
         closing = threading.Thread(target=self._board.close, daemon=True)
         closing.start()
         closing.join(timeout=_BOARD_SECONDS)
-        self._lock.close()
+        self._lock.release()
 
     def on_error(self, keep: Callable[[], None]) -> None:
         """Call this if an error or Ctrl-C ends the run; it may raise a `PbcrlError`."""
@@ -175,7 +175,7 @@ class Run:
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
         self._lines += 1
-        for key, value in (metrics | seconds).items():
+        for key, value in {**metrics, **seconds}.items():
             if value is not None and math.isfinite(value):
                 self._board.add_scalar(key, value, step)
         assert self._bar is not None
