@@ -33,7 +33,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl import MULTIPLIER_RULES
-from pbcrl.recorder import diverged_envs, step_costs
+from pbcrl.recorder import discarded_envs, step_costs
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -400,7 +400,7 @@ def train(args: Args) -> Path:
 
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
-            final_obs, num_diverged = [], 0
+            final_obs, num_discarded = [], 0
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
             for t in range(args.num_steps):
@@ -411,17 +411,17 @@ def train(args: Args) -> Path:
                     executed[t]
                 )
                 done = terminated[t] | truncated[t]
-                diverged = diverged_envs(infos, args.num_envs)
+                discarded = discarded_envs(infos, args.num_envs)
                 true_cost = step_costs(infos, args.num_envs, done)  # true cost
                 costs[t] = true_cost = require_cost(true_cost, args.env_id)  # true cost
                 if collector:  # true cost
                     collector.record(
-                        obs[t], executed[t], costs[t], done, dropped=diverged
+                        obs[t], executed[t], costs[t], done, discarded=discarded
                     )  # true cost
-                episodes.step(rewards[t], true_cost, done, dropped=diverged)
+                episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
-                    num_diverged += int(diverged.sum())
+                    num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
             run.lap("rollout")
@@ -483,7 +483,7 @@ def train(args: Args) -> Path:
                 "true_cost": mean_cost,
                 "multiplier": multiplier.value,
                 "episodes": len(new),
-                "diverged": num_diverged,
+                "discarded": num_discarded,
                 **learned,
                 "explained_variance_r": explained_variance(values[0], target_r),
                 "explained_variance_c": explained_variance(values[1], target_c),

@@ -49,7 +49,7 @@ from pbcrl import (  # PbCRL
     finished_trajectories,
 )
 from pbcrl.oracle import Teacher  # PbCRL
-from pbcrl.recorder import diverged_envs
+from pbcrl.recorder import discarded_envs
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -564,7 +564,7 @@ def train(args: Args) -> Path:
             checkpoint.save()  # PbCRL
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
-            final_obs, num_diverged = [], 0
+            final_obs, num_discarded = [], 0
             finished: list[Trajectory] = []  # PbCRL
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
@@ -576,14 +576,14 @@ def train(args: Args) -> Path:
                     executed[t]
                 )
                 done = terminated[t] | truncated[t]
-                diverged = diverged_envs(infos, args.num_envs)
+                discarded = discarded_envs(infos, args.num_envs)
                 true_cost = require_cost(infos.get("true_cost"), args.env_id)  # PbCRL
                 costs[t] = infos["cost"]  # PbCRL
                 finished += finished_trajectories(infos)  # PbCRL
-                episodes.step(rewards[t], true_cost, done, dropped=diverged)
+                episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
-                    num_diverged += int(diverged.sum())
+                    num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
             run.lap("rollout")
@@ -698,7 +698,7 @@ def train(args: Args) -> Path:
                 **tuning,  # PbCRL
                 "multiplier": multiplier.value,
                 "episodes": len(new),
-                "diverged": num_diverged,
+                "discarded": num_discarded,
                 **learned,
                 "explained_variance_r": explained_variance(values[0], target_r),
                 "explained_variance_c": explained_variance(values[1], target_c),

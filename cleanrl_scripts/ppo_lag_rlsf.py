@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from pbcrl import MULTIPLIER_RULES, Query, SyntheticOracle, Trajectory  # RLSF
 from pbcrl.label_log import LabelLog  # RLSF
 from pbcrl.oracle import Teacher  # RLSF
-from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs  # RLSF
+from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ def train(args: Args) -> Path:
 
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
-            final_obs, num_diverged = [], 0
+            final_obs, num_discarded = [], 0
             finished: list[Trajectory] = []  # RLSF
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
@@ -544,15 +544,15 @@ def train(args: Args) -> Path:
                     executed[t]
                 )
                 done = terminated[t] | truncated[t]
-                diverged = diverged_envs(infos, args.num_envs)
+                discarded = discarded_envs(infos, args.num_envs)
                 true_cost = step_costs(infos, args.num_envs, done)  # RLSF
                 true_cost = require_cost(true_cost, args.env_id)  # RLSF
                 rows = obs[t], executed[t], true_cost, done  # RLSF
-                finished += recorder.record(*rows, diverged=diverged)  # RLSF
-                episodes.step(rewards[t], true_cost, done, dropped=diverged)
+                finished += recorder.record(*rows, discarded=discarded)  # RLSF
+                episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
-                    num_diverged += int(diverged.sum())
+                    num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards)  # RLSF
             run.lap("rollout")
@@ -659,7 +659,7 @@ def train(args: Args) -> Path:
                 "classifier_loss": classifier_loss,  # RLSF
                 "multiplier": multiplier.value,
                 "episodes": len(new),
-                "diverged": num_diverged,
+                "discarded": num_discarded,
                 **learned,
                 "explained_variance_r": explained_variance(values[0], target_r),
                 "explained_variance_c": explained_variance(values[1], target_c),

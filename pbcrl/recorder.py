@@ -95,11 +95,12 @@ def step_costs(
     return np.where(reported, costs, np.float32(0))
 
 
-def diverged_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
-    """Return in which environments a diverged simulation cut the episode short in this step.
+def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
+    """Return in which environments an episode ended in this step that counts as none.
 
-    Such an episode is no shorter way through the task, so it is neither labelled nor compared. An
-    env tells of it by `info["diverged"] = True` on the last step, a batched one by a mask.
+    A diverged simulation cut it short, or it began in mid-course to put the envs out of step with
+    each other: it is no shorter way through the task, so it is neither labelled nor compared. An
+    env says so by `info["diverged"]` or `info["partial"]` on the last step, a batched one by masks.
 
     Args:
         infos: The info of a single env or of a vector env, before or after our wrappers.
@@ -108,11 +109,12 @@ def diverged_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
     Returns:
         Their mask, bool (N,); all false if the envs never report the like.
     """
-    diverged = np.zeros(num_envs, np.bool_)
+    discarded = np.zeros(num_envs, np.bool_)
     for found in (infos, infos.get("final_info", {})):
-        reported = np.asarray(found.get("diverged", False), np.bool_)
-        diverged |= reported & found.get("_diverged", True)
-    return diverged
+        for name in ("diverged", "partial"):
+            reported = np.asarray(found.get(name, False), np.bool_)
+            discarded |= reported & found.get(f"_{name}", True)
+    return discarded
 
 
 class TrajectoryRecorder:
@@ -152,7 +154,7 @@ class TrajectoryRecorder:
         done: BoolArray,
         *,
         valid: BoolArray | None = None,
-        diverged: BoolArray | None = None,
+        discarded: BoolArray | None = None,
     ) -> list[Trajectory]:
         """Add one step of every env; its arrays are copied.
 
@@ -164,7 +166,7 @@ class TrajectoryRecorder:
             done: Episodes that ended with this step, terminated or truncated, bool (N,).
             valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
                 autoreset, which are not recorded. None if all are.
-            diverged: Which of the episodes that ended are dropped, bool (N,), as `diverged_envs`
+            discarded: Which of the episodes that ended are dropped, bool (N,), as `discarded_envs`
                 tells. None if none is.
 
         Returns:
@@ -183,7 +185,7 @@ class TrajectoryRecorder:
                 dtype=np.uint8 if obs.dtype == np.uint8 else np.float32,
             )
         self._check_shapes(
-            obs=obs, actions=actions, costs=costs, done=done, valid=valid, diverged=diverged
+            obs=obs, actions=actions, costs=costs, done=done, valid=valid, discarded=discarded
         )
         if (obs.dtype == np.uint8) is not (self._obs.dtype == np.uint8):
             raise ValueError(
@@ -227,9 +229,9 @@ class TrajectoryRecorder:
         if not done.any():
             return []
         self._has_ended = True
-        if diverged is not None:
-            done = done & ~diverged
-            self.lengths[diverged] = 0
+        if discarded is not None:
+            done = done & ~discarded
+            self.lengths[discarded] = 0
         return [self._take(row) for row in rows[done[rows]].tolist()]
 
     def drop_unfinished(self) -> None:

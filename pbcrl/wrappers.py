@@ -26,7 +26,7 @@ from pbcrl.recorder import (
     BoolArray,
     TrajectoryRecorder,
     cost_array,
-    diverged_envs,
+    discarded_envs,
     finished_trajectories,
     step_costs,
 )
@@ -53,7 +53,7 @@ class PreferenceCostWrapper(
     `cost`: the learned cost of (s_t, a_t) under the model's present weights, per step;
     `true_cost`: the env's own `info["cost"]`, for labels and reports only; absent if it has none;
     `trajectory`: the finished `Trajectory`, at the last step of an episode only; absent if the env
-    reports `info["diverged"]`, since what a diverged simulation cut short compares with nothing.
+    discards it (`discarded_envs`), since what was cut short compares with nothing.
 
     Policy and env see each other's observations and actions as they are; the model and the
     trajectories hold them as `obs_rows` and `action_rows`, images in their shape if the model has
@@ -147,9 +147,9 @@ class PreferenceCostWrapper(
             _require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
         if not self._ended:
-            diverged = diverged_envs(env_info, 1)
+            discarded = discarded_envs(env_info, 1)
             for trajectory in self._recorder.record(
-                obs, executed, true_cost, np.array([done]), diverged=diverged
+                obs, executed, true_cost, np.array([done]), discarded=discarded
             ):
                 info["trajectory"] = trajectory
             self._ended = done
@@ -167,7 +167,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     `cost`: learned cost of (s_t, a_t), float32 (N,), 0 on a reset step; `_cost`: real steps;
     `true_cost`, `_true_cost`: likewise the envs' own `info["cost"]`; absent if they report none;
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
-    absent if no episode ended, save those that `diverged_envs` tells of. `finished_trajectories`
+    absent if no episode ended, save those that `discarded_envs` tells of. `finished_trajectories`
     reads them.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
@@ -279,9 +279,9 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         if true_cost is not None:
             _require_finite("cost", true_cost, step)
             infos |= {"true_cost": true_cost, "_true_cost": valid}
-        diverged = diverged_envs(env_infos, self.num_envs)
+        discarded = discarded_envs(env_infos, self.num_envs)
         finished = self._recorder.record(
-            obs, executed, true_cost, done, valid=valid, diverged=diverged
+            obs, executed, true_cost, done, valid=valid, discarded=discarded
         )
         ended = done & valid
         if ended.any():
@@ -290,9 +290,9 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             infos |= self._ending(infos, ended, step)
         if finished:
             entries = np.full(self.num_envs, None, dtype=object)
-            for row, trajectory in zip(np.flatnonzero(ended & ~diverged), finished, strict=True):
+            for row, trajectory in zip(np.flatnonzero(ended & ~discarded), finished, strict=True):
                 entries[row] = trajectory
-            infos |= {"trajectory": entries, "_trajectory": ended & ~diverged}
+            infos |= {"trajectory": entries, "_trajectory": ended & ~discarded}
         self._obs = next_rows
         self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
         return next_obs, rewards, terminated, truncated, infos

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import MissingCostError
-from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
+from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 
 from .counters import assert_same
 
@@ -127,7 +127,7 @@ def test_negative_costs_of_a_batch_are_refused():
 def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
     recorder = TrajectoryRecorder(2)
     recorder.record(*row(0), NEITHER)
-    (second,) = recorder.record(*row(1), BOTH, diverged=np.array([True, False]))
+    (second,) = recorder.record(*row(1), BOTH, discarded=np.array([True, False]))
     np.testing.assert_array_equal(second.costs, [0.0, 10.0])
     first, _ = recorder.record(*row(2), BOTH)
     np.testing.assert_array_equal(first.costs, [2.0])  # nothing is left of the dropped one
@@ -142,13 +142,13 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
         ({"final_info": {"diverged": np.array([True, False])}}, [True, False]),
     ],
 )
-def test_diverged_envs_are_found_wherever_the_infos_tell_of_them(infos, expected):
-    assert diverged_envs(infos, 2).tolist() == expected
+def test_discarded_envs_are_found_wherever_the_infos_tell_of_them(infos, expected):
+    assert discarded_envs(infos, 2).tolist() == expected
 
 
 def test_a_single_env_tells_of_divergence_by_a_flag():
-    assert diverged_envs({"diverged": True}, 1).tolist() == [True]
-    assert diverged_envs({"cost": 1.0}, 1).tolist() == [False]
+    assert discarded_envs({"diverged": True}, 1).tolist() == [True]
+    assert discarded_envs({"cost": 1.0}, 1).tolist() == [False]
 
 
 def test_a_recorder_goes_on_where_another_was():

@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 
 from pbcrl.cost_model import CostModel
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.recorder import diverged_envs, finished_trajectories, step_costs
+from pbcrl.recorder import discarded_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 
 from .counters import NOT_REPORTED, Counter, assert_same, linear_model, random_model
@@ -398,7 +398,7 @@ def test_a_vector_env_hands_out_whole_episodes_and_none_that_diverged(mode):
         *_, infos = wrapped.step(np.full((2, 1), 0.5, np.float32))
         handed_out = infos.get("trajectory", [None, None])
         lengths.append([None if t is None else len(t) for t in handed_out])
-        diverged.append(diverged_envs(infos, 2).tolist())
+        diverged.append(discarded_envs(infos, 2).tolist())
         if "final_info" in infos:  # the true cost, 0.5, does not pass for the learned one
             assert (infos["final_info"]["cost"][infos["_final_info"]] != 0.5).all()
     assert diverged == [[t == 1, False] for t in range(6)]

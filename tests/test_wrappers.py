@@ -13,7 +13,7 @@ from gymnasium.wrappers import ClipAction, TimeLimit
 from pbcrl.cost_model import CostModel
 from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.recorder import diverged_envs, finished_trajectories
+from pbcrl.recorder import discarded_envs, finished_trajectories
 from pbcrl.wrappers import Autoreset, PreferenceCostWrapper
 
 from .counters import NOT_REPORTED, Counter, linear_model, random_model
@@ -399,7 +399,7 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_not_handed_out():
             *_, terminated, truncated, info = env.step(act(0.5))
             done = terminated or truncated
         lengths.append([len(t) for t in finished_trajectories(info)])
-        assert diverged_envs(info, 1).tolist() == [not lengths[-1]]
+        assert discarded_envs(info, 1).tolist() == [not lengths[-1]]
     assert lengths == [[], [3]]
 
 

@@ -66,10 +66,10 @@ class Collector:
         actions: np.ndarray,
         costs: np.ndarray,
         done: np.ndarray,
-        dropped: np.ndarray,
+        discarded: np.ndarray,
     ) -> None:
         """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,)."""
-        for trajectory in self._recorder.record(obs, actions, costs, done, diverged=dropped):
+        for trajectory in self._recorder.record(obs, actions, costs, done, discarded=discarded):
             self.writer.add(trajectory)
 
     def restart(self) -> None:

@@ -161,12 +161,12 @@ class Episodes:
         self._new: list[tuple[float, float]] = []
 
     def step(
-        self, rewards: np.ndarray, costs: np.ndarray, done: np.ndarray, dropped: np.ndarray
+        self, rewards: np.ndarray, costs: np.ndarray, done: np.ndarray, discarded: np.ndarray
     ) -> None:
-        """Count a step, (N,) each; episodes that end as `dropped` count as none."""
+        """Count a step, (N,) each; episodes that end as `discarded` count as none."""
         self._running += rewards, costs
         if done.any():
-            self._new += self._running[:, done & ~dropped].T.tolist()
+            self._new += self._running[:, done & ~discarded].T.tolist()
             self._running[:, done] = 0.0
 
     def take(self) -> np.ndarray:

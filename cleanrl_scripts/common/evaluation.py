@@ -16,7 +16,7 @@ from common.run import Run
 from common.video import film
 from pbcrl import LearnedCost, Trajectory
 from pbcrl.metrics import bias, cost_model_report
-from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
+from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 from pbcrl.storage import write_atomically
 
 
@@ -63,7 +63,7 @@ def play(
     """Play one episode in each of `episodes` seeded envs, with a progress bar.
 
     Returns:
-        Returns, (episodes,), and trajectories with true costs. An episode whose simulation diverged
+        Returns, (episodes,), and trajectories with true costs. An episode whose simulation discarded
         is played again.
     """
     envs = make_envs(env_id, episodes)
@@ -80,11 +80,11 @@ def play(
             next_obs, reward, terminated, truncated, infos = envs.step(executed)
             done = terminated | truncated
             costs = require_cost(step_costs(infos, episodes, done), env_id)
-            diverged = diverged_envs(infos, episodes)
-            finished = recorder.record(obs, executed, costs, done, diverged=diverged)
+            discarded = discarded_envs(infos, episodes)
+            finished = recorder.record(obs, executed, costs, done, discarded=discarded)
             returns += reward * running
-            returns[diverged & running] = 0.0
-            whole = done & ~diverged
+            returns[discarded & running] = 0.0
+            whole = done & ~discarded
             for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
                 trajectories[i] = trajectories[i] or trajectory
             bar.update(int((running & whole).sum()))
