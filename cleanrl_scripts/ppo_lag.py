@@ -319,7 +319,7 @@ def update(
         "kl": kl,
         "actor_epochs": actor_epochs,
         "clip_fraction": clip_fraction,
-        "value_loss": float(value),
+        "value_loss": float(value.detach()),
     }
 
 

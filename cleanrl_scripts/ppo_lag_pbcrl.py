@@ -372,7 +372,7 @@ def update(
         "kl": kl,
         "actor_epochs": actor_epochs,
         "clip_fraction": clip_fraction,
-        "value_loss": float(value),
+        "value_loss": float(value.detach()),
     }
 
 
@@ -681,8 +681,8 @@ def train(args: Args) -> Path:
                         f"{4 * args.max_std:g}, four times --max-std; lower --snr-weight"
                     )
             multiplier.update(mean_learned, learned_limit)
-            unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
-            missed = learned_costs[unsafe] <= learned_limit
+            is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
+            missed = learned_costs[is_unsafe] <= learned_limit
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {

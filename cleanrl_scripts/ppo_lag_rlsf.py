@@ -342,7 +342,7 @@ def update(
         "kl": kl,
         "actor_epochs": actor_epochs,
         "clip_fraction": clip_fraction,
-        "value_loss": float(value),
+        "value_loss": float(value.detach()),
     }
 
 
@@ -642,8 +642,8 @@ def train(args: Args) -> Path:
             mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             mean_learned = float(learned_costs.mean()) if len(finished) else None
             multiplier.update(mean_learned, limit)
-            unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
-            missed = learned_costs[unsafe] <= limit
+            is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
+            missed = learned_costs[is_unsafe] <= limit
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {
