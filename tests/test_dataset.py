@@ -432,15 +432,11 @@ def test_a_state_of_another_dataset_is_refused(tmp_path):
     with writer(tmp_path / "one") as out:
         fill(out, until=2)
         state = out.state_dict()
-    with (
-        writer(tmp_path / "two", horizon=9) as out,
-        pytest.raises(
-            MismatchError,
-            match=r"horizon of the state for .*two is 5, not 9; repeat the first run's",
-        ),
-    ):
+    message = r"horizon of the state for .*two is 5, not 9; repeat the first run's"
+    with writer(tmp_path / "two", horizon=9) as out:
         fill(out, until=1)
-        out.load_state_dict(state)
+        with pytest.raises(MismatchError, match=message):
+            out.load_state_dict(state)
     assert len(TrajectoryDataset(tmp_path / "two")) == 1
 
 
