@@ -220,7 +220,7 @@ class TrajectoryWriter:
             if kind is None:
                 raise
             # What ended the run goes on to the caller; this must not hide it.
-            _logger.error("interrupted, and not all was written: %s", error)
+            _logger.error("interrupted, and nothing more was written: %s", error)
         finally:
             self._lock.release()
 

@@ -27,8 +27,9 @@ What is modelled, by POSIX and not by the kinder habits of one file system:
 
 In half of the cuts nothing survives that was not synced, in the others each file and each folder
 draws for itself. What other programs than Python write is never synced. Not modelled: `os.sync`,
-`fdatasync`, `O_SYNC`, memory maps that are written to, renamed folders (they are refused), processes
-in a session of their own, disks that lie. Nothing is really synced, so that this takes little time.
+`fdatasync`, `O_SYNC`, memory maps that are written to, renamed folders (they are refused), disks
+that lie. Processes in a session of their own outlive `at`. Nothing is really synced, so that this
+takes little time.
 
 The recorder is loaded by a `sitecustomize` module on PYTHONPATH. It wraps `os.fsync` and listens to
 Python's audit events; it copies a file when it is synced, and holds every file by a hard link, so
@@ -214,9 +215,11 @@ def _on_disk(kept: bytes, now: bytes, *, emptied: bool, rng: random.Random) -> b
         if rng.random() < 0.3:
             return kept
         kept = b""
-    common = len(os.path.commonprefix([kept, now]))
+    differing = (i for i, pair in enumerate(zip(kept, now)) if pair[0] != pair[1])  # noqa: B905
+    appended = now.startswith(kept)
+    common = len(kept) if appended else next(differing, min(len(kept), len(now)))
     end = rng.randint(common, len(now))
-    if common == len(kept):  # only appended to
+    if appended:
         part = now[:end]
         return rng.choice([kept, now, part, part + bytes(len(now) - end)])
     sectors = -(-end // _SECTOR) * _SECTOR

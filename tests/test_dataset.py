@@ -1,15 +1,29 @@
 import json
-import zlib
+import math
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
+from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad
 
 from .damage import full_disk, read_only, with_flipped_bits
+
+
+def sample(seen: int, *, capacity: int) -> list[int]:
+    """Algorithm R on the serial numbers alone, with seed 0."""
+    rng, kept = np.random.default_rng(0), []
+    for number in range(seen):
+        place = number if number < capacity else int(rng.integers(number + 1))
+        if place < capacity:
+            kept[place : place + 1] = [number]
+    return kept
 
 
 def episode(number: int, *, length: int = 3, costs: bool = True) -> Trajectory:
@@ -43,14 +57,20 @@ def dataset_until(stop: type[BaseException], path: Path, *, n_episodes: int = 0)
         raise stop
 
 
-def dataset_on_full_disk(path: Path, *, full_from: int, file_bytes: int, seed: int = 0) -> None:
-    """Write a dataset of at most 3 episodes to a disk that is full from one episode on."""
-    with writer(path, capacity=3, rng=np.random.default_rng(seed)) as out:
-        for number in range(full_from):
-            out.add(episode(number, length=1 + number % 5))
-        with full_disk(file_bytes):
-            for number in range(full_from, 100):
-                out.add(episode(number, length=1 + number % 5))
+def fill(out: TrajectoryWriter, *, until: int, flush_every: int = 7) -> None:
+    """Add episodes from where the writer is, with a flush after every few of them."""
+    for number in range(out.seen, until):
+        out.add(episode(number, length=1 + number % 5))
+        if number % flush_every == flush_every - 1:
+            out.flush()
+
+
+def shards(path: Path) -> list[str]:
+    return sorted(file.name for file in path.glob("0*.safetensors"))
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".lock"}
 
 
 def assert_is_episode(trajectory: Trajectory, number: int, *, costs: bool = True) -> None:
@@ -60,12 +80,14 @@ def assert_is_episode(trajectory: Trajectory, number: int, *, costs: bool = True
     np.testing.assert_array_equal(trajectory.costs, expected.costs)
 
 
-def rewrite_meta(path: Path, **changes: object) -> None:
-    """Forge the description of a dataset, with a crc32 that fits."""
-    top = json.loads((path / "meta.json").read_text())
-    top["dataset"] |= changes
-    top["crc32"] = zlib.crc32(json.dumps(top["dataset"]).encode())
-    (path / "meta.json").write_text(json.dumps(top, indent=2) + "\n")
+def rewrite_manifest(path: Path, rows: object = None, **changes: object) -> None:
+    """Forge the manifest of a dataset, with a checksum that fits."""
+    tensors, meta = load_tensors(path / "manifest.safetensors", kind="trajectories")
+    if rows is not None:
+        tensors["rows"] = torch.tensor(rows)
+    save_tensors(
+        path / "manifest.safetensors", kind="trajectories", tensors=tensors, meta=meta | changes
+    )
 
 
 @pytest.mark.parametrize("n_episodes", [1, 3, 4])
@@ -78,16 +100,15 @@ def test_up_to_the_capacity_all_trajectories_are_kept_in_order(tmp_path, n_episo
         assert_is_episode(trajectory, number)
 
 
-def test_rows_of_a_sample_are_exact_whatever_longer_row_was_there_before(tmp_path):
-    loaded = TrajectoryDataset(dataset(tmp_path / "data", n_episodes=60))
+@pytest.mark.parametrize("flush_every", [1, 7, 1000])
+def test_a_sample_is_the_same_in_however_many_flushes_it_was_written(tmp_path, flush_every):
+    with writer(tmp_path / "data") as out:
+        fill(out, until=60, flush_every=flush_every)
+    loaded = TrajectoryDataset(tmp_path / "data")
     assert (len(loaded), loaded.seen) == (4, 60)
-    assert loaded.episodes.max() > 3  # some were replaced
+    assert loaded.episodes.tolist() == sample(60, capacity=4)
     for number, trajectory in zip(loaded.episodes, loaded, strict=True):
         assert_is_episode(trajectory, int(number))
-    steps = np.load(tmp_path / "data" / "obs.npy")  # readable without this package
-    lengths = np.load(tmp_path / "data" / "lengths.npy")
-    assert steps.shape == (4, 5, 2)
-    assert not steps[np.arange(5) >= lengths[:, None]].any()
 
 
 def test_of_two_episodes_each_is_as_likely_to_be_the_one_kept(tmp_path):
@@ -106,22 +127,28 @@ def test_every_part_of_a_long_run_is_equally_likely_to_be_kept(tmp_path):
     assert ((kept - 12.5) ** 2 / (12.5 * 1500 / 1599)).sum() < 18.5  # 99 % quantile
 
 
-def test_a_dataset_takes_no_more_space_than_its_trajectories(tmp_path):
-    path = dataset(tmp_path / "data", n_episodes=2, capacity=10_000)
-    assert (path / "obs.npy").stat().st_size == 256 + 2 * 5 * 2 * 4
-    assert (path / "lengths.npy").stat().st_size == 256 + 2 * 8
+def test_a_shard_holds_its_steps_without_padding_and_safetensors_alone_reads_it(tmp_path):
+    path = dataset(tmp_path / "data", n_episodes=3, horizon=10**12)
+    (name,) = shards(path)
+    arrays = safetensors.numpy.load_file(path / name)
+    assert {key: array.shape for key, array in arrays.items()} == {
+        "obs": (1 + 2 + 3, 2),
+        "actions": (1 + 2 + 3, 1),
+        "costs": (1 + 2 + 3,),
+    }
+    assert arrays["obs"][:, 0].tolist() == [0, 1, 1, 2, 2, 2]
+    assert sum(len(data) for data in files(path).values()) < 5_000
 
 
-def test_short_episodes_take_little_space_on_disk_and_end_in_zeros_all_the_same(tmp_path):
-    """Falls end episodes after a few steps of a thousand; the rest of their rows is a hole."""
-    path = dataset(tmp_path / "data", n_episodes=4, horizon=100_000)
-    used = (path / "obs.npy").stat()
-    assert used.st_size == 256 + 4 * 100_000 * 2 * 4
-    assert used.st_blocks * 512 < used.st_size / 10
-    steps = np.load(path / "obs.npy", mmap_mode="r")
-    for number, trajectory in enumerate(TrajectoryDataset(path)):
-        assert_is_episode(trajectory, number)
-        assert not steps[number, len(trajectory) :].any()
+def test_what_replacements_leave_on_disk_grows_with_the_logarithm_of_the_run(tmp_path):
+    """About 20 (1 + ln 50) = 98 of 1,000 episodes are ever written for a sample of 20."""
+    with writer(tmp_path / "data", capacity=20) as out:
+        fill(out, until=1000, flush_every=1)
+    steps = [
+        len(safetensors.numpy.load_file(file)["costs"])
+        for file in (tmp_path / "data").glob("0*.safetensors")
+    ]
+    assert len(steps) == pytest.approx(20 * (1 + math.log(50)), abs=30)
 
 
 def test_trajectories_are_read_only_views_of_the_files(tmp_path):
@@ -149,7 +176,6 @@ def test_a_dataset_without_costs_gives_trajectories_without_costs(tmp_path):
         out.add(episode(0, length=1, costs=False))
     loaded = TrajectoryDataset(tmp_path / "data")
     assert not loaded.has_costs
-    assert not (tmp_path / "data" / "costs.npy").exists()
     assert loaded[0].costs is None
 
 
@@ -172,29 +198,32 @@ def test_images_are_kept_as_bytes_in_their_shape(tmp_path):
             out.add(image_episode(number, length=1 + number % 5))
     loaded = TrajectoryDataset(tmp_path / "data")
     assert loaded.obs_shape == (4, 3, 3)
-    assert np.load(tmp_path / "data" / "obs.npy").dtype == np.uint8
     for number, trajectory in zip(loaded.episodes.tolist(), loaded, strict=True):
         expected = image_episode(number, length=1 + number % 5)
         assert trajectory.obs.dtype == np.uint8
         np.testing.assert_array_equal(trajectory.obs, expected.obs)
 
 
-def test_a_dataset_of_version_1_is_read_as_flat_float32(tmp_path):
+def test_an_added_trajectory_is_kept_as_it_was_when_it_was_added(tmp_path):
+    buffer = np.zeros((3, 2), np.float32)
+    with writer(tmp_path / "data") as out:
+        for number in range(2):
+            buffer[:] = number
+            out.add(Trajectory(buffer, buffer[:, :1], buffer[:, 0]))
+    assert [t.obs[0, 0] for t in TrajectoryDataset(tmp_path / "data")] == [0, 1]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_dataset_of_an_older_version_is_refused_by_name_with_the_remedy(tmp_path, version):
+    (tmp_path / "meta.json").write_text(json.dumps({"version": version}))
+    with pytest.raises(FormatVersionError, match=r"version 3 of .*meta.json.*collect its episodes"):
+        TrajectoryDataset(tmp_path)
+
+
+def test_a_dataset_of_a_later_version_is_refused(tmp_path):
     path = dataset(tmp_path / "data")
-    about = json.loads((path / "meta.json").read_text())["dataset"]
-    kept = ["act_dim", "horizon", "count", "seen", "has_costs", "crc32"]
-    old = {"env_id": about["env_id"], "obs_dim": 2} | {name: about[name] for name in kept}
-    top = {"format": "pbcrl-trajectories", "version": 1}
-    top |= {"crc32": zlib.crc32(json.dumps(old).encode()), "dataset": old}
-    (path / "meta.json").write_text(json.dumps(top, indent=2) + "\n")
-    loaded = TrajectoryDataset(path)
-    assert (loaded.obs_shape, loaded.act_dim) == ((2,), 1)
-    for number, trajectory in enumerate(loaded):
-        assert_is_episode(trajectory, number)
-    (path / "meta.json").write_text(
-        (path / "meta.json").read_text().replace('_dim": 2', '_dim": 3')
-    )
-    with pytest.raises(CorruptFileError, match="do not match its crc32"):
+    rewrite_manifest(path, version=4)
+    with pytest.raises(FormatVersionError, match=r"version 3 of trajectories.* version 4; use"):
         TrajectoryDataset(path)
 
 
@@ -239,7 +268,9 @@ def test_sizes_below_one_are_refused(tmp_path):
 def test_an_interrupted_run_keeps_what_it_collected_and_says_where(tmp_path, caplog, interrupt):
     with pytest.raises(interrupt):
         dataset_until(interrupt, tmp_path / "data", n_episodes=2)
-    for number, trajectory in enumerate(TrajectoryDataset(tmp_path / "data")):
+    loaded = TrajectoryDataset(tmp_path / "data")
+    assert not loaded.finished
+    for number, trajectory in enumerate(loaded):
         assert_is_episode(trajectory, number)
     assert f"2 trajectories are in {tmp_path / 'data'}" in caplog.text
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
@@ -249,7 +280,7 @@ def test_an_interrupted_run_without_an_episode_leaves_nothing_behind(tmp_path, c
     with pytest.raises(KeyboardInterrupt):
         dataset_until(KeyboardInterrupt, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
-    assert "no dataset was written: a dataset needs at least one finished episode" in caplog.text
+    assert "nothing more was written: a dataset needs at least one finished episode" in caplog.text
 
 
 def test_a_run_without_an_episode_is_an_error_and_leaves_nothing_behind(tmp_path):
@@ -259,230 +290,234 @@ def test_a_run_without_an_episode_is_an_error_and_leaves_nothing_behind(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_keeps_the_whole_trajectories(tmp_path, caplog):
-    half_a_row = 256 + 5 * 2 * 4 // 2  # of observations
-    with pytest.raises(StorageError, match="free disk space"):
-        dataset_on_full_disk(tmp_path / "data", full_from=2, file_bytes=2 * 5 * 2 * 4 + half_a_row)
-    loaded = TrajectoryDataset(tmp_path / "data")
-    assert loaded.episodes.tolist() == [0, 1]
-    assert_is_episode(loaded[1], 1)
-    assert "2 trajectories are in" in caplog.text
+def test_an_interrupted_run_without_an_episode_keeps_the_dataset_that_it_was_to_replace(tmp_path):
+    path = dataset(tmp_path / "data", n_episodes=2)
+    with pytest.raises(KeyboardInterrupt):
+        dataset_until(KeyboardInterrupt, path)
+    assert len(TrajectoryDataset(path)) == 2
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_replacement_that_a_full_disk_tears_costs_nothing(tmp_path, seed):
-    """Whichever row it was to replace: that one stays until the new one is whole."""
-    with pytest.raises(StorageError, match="free disk space"):
-        dataset_on_full_disk(tmp_path / "data", full_from=3, file_bytes=256 + 10, seed=seed)
-    loaded = TrajectoryDataset(tmp_path / "data")
-    assert loaded.episodes.tolist() == [0, 1, 2]
-    for number, trajectory in enumerate(loaded):
-        assert_is_episode(trajectory, number)
-
-
-def test_a_run_goes_on_without_the_trajectory_that_a_full_disk_tore(tmp_path):
+def test_a_flush_that_a_full_disk_tears_costs_nothing_and_a_later_one_succeeds(tmp_path):
     with writer(tmp_path / "data") as out:
-        out.add(episode(0, length=1))
-        with full_disk(256 + 5 * 2 * 4 + 10), pytest.raises(StorageError, match="free disk space"):
-            out.add(episode(1, length=2))
-        out.add(episode(2, length=3))
+        fill(out, until=3)
+        out.flush()
+        before = files(tmp_path / "data")
+        out.add(episode(3, length=4))
+        with full_disk(100), pytest.raises(StorageError, match="free disk space"):
+            out.flush()
+        assert files(tmp_path / "data") == before
+        fill(out, until=20)
     loaded = TrajectoryDataset(tmp_path / "data")
-    assert (loaded.episodes.tolist(), loaded.seen) == ([0, 2], 3)
-    assert_is_episode(loaded[1], 2)
+    assert (len(loaded), loaded.seen) == (4, 20)
+    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
+        assert_is_episode(trajectory, int(number))
 
 
-def test_while_a_dataset_is_being_written_it_is_not_at_its_path(tmp_path):
+def test_an_interrupted_run_on_a_full_disk_says_so_and_keeps_what_was_flushed(tmp_path, caplog):
+    def run() -> None:
+        with writer(tmp_path / "data") as out:
+            fill(out, until=2)
+            out.flush()
+            out.add(episode(2))
+            with full_disk(100):
+                out.__exit__(KeyboardInterrupt)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert TrajectoryDataset(tmp_path / "data").seen == 2
+    assert "interrupted, and nothing more was written" in caplog.text
+    assert "free disk space" in caplog.text
+
+
+def test_what_is_added_does_not_fill_the_memory(tmp_path):
+    """Beyond 64 MiB it is flushed: with the 16th trajectory of a little more than 4 MiB."""
+    with writer(tmp_path / "data", obs_shape=(2**20,), capacity=100) as out:
+        for _ in range(18):
+            out.add(Trajectory(np.zeros((1, 2**20)), np.zeros((1, 1))))
+        assert TrajectoryDataset(out.path).seen == 16
+
+
+def test_a_closed_dataset_is_finished_and_takes_no_more(tmp_path):
     out = writer(tmp_path / "data")
     out.add(episode(0, length=1))
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data.partial"]
+    out.flush()
+    assert not TrajectoryDataset(tmp_path / "data").finished
     out.close()
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+    assert TrajectoryDataset(tmp_path / "data").finished
     out.close()  # a second call does nothing
-    with pytest.raises(StorageError, match=r"data is closed; write a new one"):
-        out.add(episode(1))
+    for call in (lambda: out.add(episode(1)), out.flush):
+        with pytest.raises(StorageError, match=r"data is closed; write a new one"):
+            call()
 
 
-# -- What a killed run leaves ----------------------------------------------------------------
+def test_flushing_twice_writes_once(tmp_path):
+    with writer(tmp_path / "data") as out:
+        fill(out, until=2)
+        out.flush()
+        before = (tmp_path / "data" / "manifest.safetensors").stat().st_mtime_ns
+        out.flush()
+        assert (tmp_path / "data" / "manifest.safetensors").stat().st_mtime_ns == before
+        assert len(shards(tmp_path / "data")) == 1
+
+
+# -- What a killed run leaves, and how it goes on --------------------------------------------------
 
 
 def killed_run(path: Path, *, n_episodes: int, **changes: object) -> Path:
     """A dataset that nobody closes, as SIGKILL leaves it: what was only in memory is lost."""
     out = writer(path, **changes)
-    for number in range(n_episodes):
-        out.add(episode(number, length=1 + number % 5))
-    out._rows.close()  # the system does this
+    fill(out, until=n_episodes)
+    out._lock.release()  # the system does this
     return path
 
 
-@pytest.mark.parametrize("n_episodes", [1, 4, 30])
-def test_what_a_killed_run_collected_can_be_finished_and_opened(tmp_path, n_episodes):
-    """The same sample as that of a run which ended well."""
-    ended = TrajectoryDataset(dataset(tmp_path / "ended", n_episodes=n_episodes))
-    loaded = TrajectoryDataset.recover(killed_run(tmp_path / "killed", n_episodes=n_episodes))
-    assert loaded.episodes.tolist() == ended.episodes.tolist()
-    assert loaded.seen == ended.seen == n_episodes
+def test_a_killed_run_leaves_what_it_had_flushed(tmp_path):
+    loaded = TrajectoryDataset(killed_run(tmp_path / "data", n_episodes=19))
+    assert (len(loaded), loaded.seen, loaded.finished) == (4, 14, False)
     for number, trajectory in zip(loaded.episodes, loaded, strict=True):
         assert_is_episode(trajectory, int(number))
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["ended", "killed"]
 
 
-def test_opening_an_unfinished_dataset_says_how_to_finish_it(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=2)
-    with pytest.raises(StorageError, match=r"is still data.partial; .*recover\('.*/data'\)"):
+def test_a_dataset_of_which_nothing_was_flushed_is_refused(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=3)
+    with pytest.raises(StorageError, match=r"data has no manifest.safetensors; wait for its writ"):
         TrajectoryDataset(path)
+    assert len(TrajectoryDataset(dataset(path, n_episodes=2))) == 2  # nothing is in the way
 
 
-def test_another_run_does_not_replace_what_a_killed_one_left(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    with pytest.raises(StorageError, match=r"left 3 trajectories in .*data.partial, which a new"):
-        writer(path)
-    assert len(TrajectoryDataset.recover(path)) == 3
-
-
-def test_a_killed_run_is_replaced_if_asked(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    assert TrajectoryDataset(dataset(path, n_episodes=1, overwrite=True)).seen == 1
-
-
-@pytest.mark.parametrize("first", [0, 2, 3, 20])
-def test_a_resumed_run_goes_on_where_it_was_killed(tmp_path, first):
-    path = killed_run(tmp_path / "data", n_episodes=first)
-    with writer(path, resume=True) as out:
-        assert out.seen == first
-        for number in range(first, 25):
-            out.add(episode(number, length=1 + number % 5))
-    loaded = TrajectoryDataset(path)
-    assert (len(loaded), loaded.seen) == (4, 25)
-    for number, trajectory in zip(loaded.episodes, loaded, strict=True):
-        assert_is_episode(trajectory, int(number))
-    steps = np.load(path / "obs.npy")
-    assert not steps[np.arange(5) >= loaded.lengths[:, None]].any()
-
-
-def test_with_its_generator_a_resumed_run_draws_the_sample_of_one_that_was_never_killed(tmp_path):
-    found = []
-    for stops in [(), (3,), (9, 10, 31)]:
-        path, rng = tmp_path / str(len(stops)), np.random.default_rng(3)
-        out = writer(path, rng=rng)
-        for number in range(60):
-            if number in stops:
-                out._rows.close()  # the system does this
-                out = writer(path, rng=rng, resume=True)
-            out.add(episode(number, length=1 + number % 5))
+@pytest.mark.parametrize("end", ["killed", "interrupted", "closed"])
+@pytest.mark.parametrize(("kept", "reached"), [(0, 9), (3, 3), (3, 30), (30, 41), (59, 60)])
+def test_a_run_goes_on_to_the_same_dataset_bit_by_bit(tmp_path, end, kept, reached):
+    """From its state after `kept` episodes, whatever came after it, and however that ended."""
+    with writer(tmp_path / "undisturbed", capacity=6) as out:
+        fill(out, until=kept)
+        out.state_dict()
+        fill(out, until=60)
+    path, rng = tmp_path / "data", np.random.default_rng(0)
+    out = writer(path, capacity=6, rng=rng)
+    fill(out, until=kept)
+    state, drawn = out.state_dict(), rng.bit_generator.state
+    fill(out, until=reached)
+    if end == "killed":
+        out._lock.release()
+    elif end == "interrupted":
+        out.__exit__(KeyboardInterrupt)
+    else:
         out.close()
-        found.append(TrajectoryDataset(path).episodes.tolist())
-    assert found[1] == found[2] == found[0]
+    with writer(path, capacity=6, rng=rng, overwrite=True) as out:
+        out.load_state_dict(state)
+        rng.bit_generator.state = drawn
+        assert out.seen == kept
+        assert len(shards(path)) == len(state["shards"])
+        fill(out, until=60)
+    assert files(path) == files(tmp_path / "undisturbed")
 
 
-def test_resuming_where_nothing_was_left_starts_afresh(tmp_path):
-    assert len(TrajectoryDataset(dataset(tmp_path / "data", n_episodes=2, resume=True))) == 2
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    expected = files(dataset(tmp_path / "undisturbed", n_episodes=9))
+    path = killed_run(tmp_path / "data", n_episodes=30)
+    assert files(dataset(path, n_episodes=9, overwrite=True)) == expected
 
 
-def test_a_run_is_resumed_with_its_own_arguments_only(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=2)
-    with pytest.raises(
-        MismatchError, match=r"horizon, capacity of .* differ .* \[5, 4\] and \[9, 8"
-    ):
-        writer(path, resume=True, horizon=9, capacity=8)
-    with writer(path, resume=True) as out, pytest.raises(ValueError, match="have costs or none"):
-        out.add(episode(2, costs=False))
+def test_a_state_is_small(tmp_path):
+    with writer(tmp_path / "data", capacity=1000) as out:
+        fill(out, until=1000, flush_every=100)
+        state = out.state_dict()
+    assert state.pop("rows").nbytes == 1000 * 32
+    assert len(json.dumps(state)) < 600
 
 
-def test_the_partial_folder_of_a_run_that_was_killed_without_an_episode_is_replaced(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=0)
-    (tmp_path / "data.partial" / "obs.npy").write_bytes(b"x" * 10_000)  # half an episode
-    with pytest.raises(StorageError, match="at least one finished episode"):
-        TrajectoryDataset.recover(path)
-    loaded = TrajectoryDataset(dataset(path, n_episodes=1))
-    assert len(loaded) == 1
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+def test_a_state_of_another_dataset_is_refused(tmp_path):
+    with writer(tmp_path / "one") as out:
+        fill(out, until=2)
+        state = out.state_dict()
+    message = r"horizon of the state for .*two is 5, not 9; repeat the first run's"
+    with writer(tmp_path / "two", horizon=9) as out:
+        fill(out, until=1)
+        with pytest.raises(MismatchError, match=message):
+            out.load_state_dict(state)
+    assert len(TrajectoryDataset(tmp_path / "two")) == 1
 
 
-def test_a_partial_folder_that_holds_anything_else_is_left_alone(tmp_path):
-    (tmp_path / "data.partial").mkdir()
-    (tmp_path / "data.partial" / "thesis.tex").write_text("years of work")
-    with pytest.raises(StorageError, match=r"alone in its folder, but .* holds thesis.tex; move"):
-        writer(tmp_path / "data", overwrite=True)
-    assert (tmp_path / "data.partial" / "thesis.tex").exists()
+@pytest.mark.parametrize("damage", ["gone", "flipped"])
+def test_a_state_that_knows_more_than_the_disk_is_refused_and_nothing_is_changed(tmp_path, damage):
+    path = tmp_path / "data"
+    with writer(path) as out:
+        fill(out, until=2)
+        out.flush()
+        fill(out, until=4)
+        state = out.state_dict()
+    last = path / shards(path)[-1]
+    if damage == "gone":
+        last.unlink()
+    else:
+        last.write_bytes(next(with_flipped_bits(last.read_bytes(), step=1)))
+    before = files(path)
+    with writer(path, overwrite=True) as out:
+        with pytest.raises(StorageError, match=rf"{last.name}"):
+            out.load_state_dict(state)
+        assert files(path) == before
+        fill(out, until=1)
 
 
-def test_there_must_be_something_to_recover(tmp_path):
-    with pytest.raises(StorageError, match=r"journal.jsonl: No such file or directory; check the"):
-        TrajectoryDataset.recover(tmp_path / "data")
+@pytest.mark.parametrize(
+    "change",
+    [{"seen": -1}, {"shards": [[1]]}, {"rows": np.ones((2, 3))}, {"surprise": 1}, {"seen": 1}],
+)
+def test_a_state_that_makes_no_sense_is_called_damaged(tmp_path, change):
+    with writer(tmp_path / "data") as out:
+        fill(out, until=3)
+        state = out.state_dict()
+        with pytest.raises(CorruptFileError, match=r"data is damaged .*its description makes no"):
+            out.load_state_dict(state | change)
 
 
-def test_rows_that_a_power_cut_kept_from_the_disk_are_left_out_with_a_warning(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    with open(tmp_path / "data.partial" / "actions.npy", "r+b") as file:
-        file.truncate(256 + 5 * 4 + 7)  # in the middle of the second row
-    with pytest.warns(UserWarning, match=r"2 of 3 in .*data.partial do not match their checksum"):
-        loaded = TrajectoryDataset.recover(path)
-    assert (loaded.episodes.tolist(), loaded.seen) == ([0], 3)
-    assert_is_episode(loaded[0], 0)
-
-
-def test_what_is_wholly_damaged_is_refused_and_left_as_it_is(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    (tmp_path / "data.partial" / "obs.npy").write_bytes(b"")
-    with pytest.raises(CorruptFileError, match="none of its trajectories matches its checksum"):
-        TrajectoryDataset.recover(path)
-    assert (tmp_path / "data.partial" / "actions.npy").stat().st_size > 0
-
-
-def test_a_run_that_was_killed_while_it_finished_can_be_finished(tmp_path):
-    """It leaves a half-written meta.json under a temporary name."""
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    (tmp_path / "data.partial" / "meta.json.123.partial").write_text("{")
-    assert len(TrajectoryDataset.recover(path)) == 3
-    assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
-
-
-def test_a_damaged_journal_is_refused_with_its_line(tmp_path):
-    path = killed_run(tmp_path / "data", n_episodes=3)
-    journal = tmp_path / "data.partial" / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:3], lines[3].replace(b"1", b"2", 1), *lines[4:]]))
-    with pytest.raises(CorruptFileError, match=r"journal.jsonl is damaged .*: line 4 does not"):
-        TrajectoryDataset.recover(path)
+def test_what_a_kill_left_of_a_write_is_removed_by_the_next_writer(tmp_path):
+    path = killed_run(tmp_path / "data", n_episodes=10)
+    for name in ("manifest.safetensors.123.partial", "000001-12345678.safetensors.123.partial"):
+        (path / name).write_bytes(b"x" * 1000)
+    writer(path, overwrite=True)._lock.release()
+    assert sorted(file.name for file in path.iterdir() if file.suffix == ".partial") == []
+    assert TrajectoryDataset(path).seen == 7
 
 
 def test_a_second_writer_is_refused_while_the_first_is_at_work(tmp_path):
     path = tmp_path / "data"
     with writer(path) as out:
         out.add(episode(0, length=1))
-        for options in ({}, {"overwrite": True}, {"resume": True}):
-            with pytest.raises(StorageError, match=r"one writer at a time, but another one has"):
-                writer(path, **options)
-        with pytest.raises(StorageError, match=r"one writer at a time"):
-            TrajectoryDataset.recover(path)
+        for overwrite in (False, True):
+            with pytest.raises(StorageError, match=r"one writer at a time, but another one is at"):
+                writer(path, overwrite=overwrite)
         out.add(episode(1, length=2))
     assert TrajectoryDataset(path).episodes.tolist() == [0, 1]
 
 
 def test_an_existing_dataset_is_not_replaced_unless_asked(tmp_path):
     path = dataset(tmp_path / "data", n_episodes=2)
-    with pytest.raises(StorageError, match=r"data exists; choose another path, remove it, or pass"):
+    with pytest.raises(StorageError, match=r"data holds one; choose another path, remove it, or"):
         writer(path)
     assert len(TrajectoryDataset(path)) == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
 
 
-def test_overwriting_keeps_the_old_dataset_until_the_new_one_is_whole(tmp_path):
+def test_overwriting_keeps_the_old_dataset_until_the_first_flush(tmp_path):
     path = dataset(tmp_path / "data", n_episodes=2)
-    with pytest.raises(KeyboardInterrupt):
-        dataset_until(KeyboardInterrupt, path)
-    assert len(TrajectoryDataset(path)) == 2
-    dataset(path, n_episodes=4, overwrite=True)
-    assert len(TrajectoryDataset(path)) == 4
-    assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
+    with writer(path, overwrite=True) as out:
+        fill(out, until=4)
+        assert len(TrajectoryDataset(path)) == 2
+        out.flush()
+        assert len(TrajectoryDataset(path)) == 4
+    assert len(shards(path)) == 1
 
 
-def test_overwriting_refuses_a_folder_that_holds_anything_else(tmp_path):
-    path = dataset(tmp_path / "data")
-    (path / "thesis.tex").write_text("years of work")
-    with pytest.raises(StorageError, match=r"replaces a dataset and nothing else.*thesis.tex"):
-        writer(path, overwrite=True)
-    assert (path / "thesis.tex").exists()
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_holds_anything_else_is_left_alone(tmp_path, overwrite):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "thesis.tex").write_text("years of work")
+    with pytest.raises(StorageError, match=r"alone in its folder, but .* holds thesis.tex; move"):
+        writer(tmp_path / "data", overwrite=overwrite)
+    assert [file.name for file in (tmp_path / "data").iterdir()] == ["thesis.tex"]
 
 
 def test_a_dataset_below_a_file_is_refused_at_once(tmp_path):
@@ -494,17 +529,15 @@ def test_a_dataset_below_a_file_is_refused_at_once(tmp_path):
 def test_a_dataset_in_a_read_only_folder_is_read_and_none_is_written_there(tmp_path):
     (tmp_path / "folder").mkdir()
     dataset(tmp_path / "folder" / "data")
-    killed_run(tmp_path / "folder" / "killed", n_episodes=2)
     with read_only(tmp_path / "folder") as folder:
         assert len(TrajectoryDataset(folder / "data")) == 3
         for attempt in (
             lambda: writer(folder / "other"),
             lambda: writer(folder / "data", overwrite=True),
-            lambda: TrajectoryDataset.recover(folder / "killed"),
         ):
             with pytest.raises(StorageError, match=r"must be writable, but: Permission denied"):
                 attempt()
-        assert sorted(entry.name for entry in folder.iterdir()) == ["data", "killed.partial"]
+        assert [entry.name for entry in folder.iterdir()] == ["data"]
 
 
 def test_another_env_names_both_envs(tmp_path):
@@ -514,90 +547,95 @@ def test_another_env_names_both_envs(tmp_path):
 
 
 def test_a_missing_dataset_says_so(tmp_path):
-    with pytest.raises(StorageError, match=r"meta.json: No such file or directory; check the path"):
+    with pytest.raises(StorageError, match=r"manifest.safetensors: No such file or directory; ch"):
         TrajectoryDataset(tmp_path / "none")
 
 
-def test_a_dataset_of_another_version_is_refused(tmp_path):
+def test_a_flipped_bit_in_any_file_is_detected_and_the_file_named(tmp_path):
     path = dataset(tmp_path / "data")
-    meta = path / "meta.json"
-    meta.write_text(meta.read_text().replace('"version": 2', '"version": 3'))
-    with pytest.raises(FormatVersionError, match=r"version 1 or 2 of pbcrl-traj.* version 3; use"):
-        TrajectoryDataset(path)
+    for name in ("manifest.safetensors", *shards(path)):
+        good = (path / name).read_bytes()
+        for damaged in with_flipped_bits(good, step=41):
+            (path / name).write_bytes(damaged)
+            with pytest.raises((CorruptFileError, FormatVersionError), match=name):
+                TrajectoryDataset(path)
+        (path / name).write_bytes(good)
 
 
-FILES = ["obs.npy", "actions.npy", "costs.npy", "lengths.npy", "episodes.npy", "meta.json"]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_in_any_file_is_detected_and_the_file_named(tmp_path, name):
+def test_a_truncated_or_extended_file_is_detected_and_named(tmp_path):
     path = dataset(tmp_path / "data")
-    for damaged in with_flipped_bits((path / name).read_bytes(), step=41):
-        (path / name).write_bytes(damaged)
-        with pytest.raises((CorruptFileError, FormatVersionError), match=name):
-            TrajectoryDataset(path)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_truncated_or_extended_file_is_detected_and_named(tmp_path, name):
-    path = dataset(tmp_path / "data")
-    good = (path / name).read_bytes()
-    for damaged in (b"", good[:100], good[:-1], good + b"\0"):
-        (path / name).write_bytes(damaged)
-        with pytest.raises(CorruptFileError, match=rf"{name} is damaged"):
-            TrajectoryDataset(path)
+    for name in ("manifest.safetensors", *shards(path)):
+        good = (path / name).read_bytes()
+        for damaged in (b"", good[:100], good[:-1], good + b"\0"):
+            (path / name).write_bytes(damaged)
+            with pytest.raises(CorruptFileError, match=rf"{name} is damaged"):
+                TrajectoryDataset(path)
+        (path / name).write_bytes(good)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path):
     path = dataset(tmp_path / "data")
-    (path / "costs.npy").unlink()
-    with pytest.raises(StorageError, match=r"costs.npy: No such file"):
+    (name,) = shards(path)
+    (path / name).unlink()
+    with pytest.raises(StorageError, match=rf"{name}: No such file"):
         TrajectoryDataset(path)
+
+
+def test_a_shard_of_another_dataset_has_another_name(tmp_path):
+    (one,) = shards(dataset(tmp_path / "one", n_episodes=2))
+    (other,) = shards(dataset(tmp_path / "other", n_episodes=3))
+    (tmp_path / "other" / other).replace(tmp_path / "one" / one)
+    with pytest.raises(CorruptFileError, match=rf"{one} is damaged"):
+        TrajectoryDataset(tmp_path / "one")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"count": 10**15},
-            r"obs.npy is damaged .* is not the <f4 array of shape \(1000000000000000",
-        ),
-        ({"horizon": 10**30}, "obs.npy is damaged"),
-        ({"count": -3}, "not all positive integers"),
-        ({"obs_shape": [2.0]}, "not all positive integers"),
-        ({"count": True}, "not all positive integers"),
-        ({"horizon": 4, "obs_shape": [2]}, "obs.npy is damaged"),
-        ({"obs_shape": [1] * 70 + [2]}, "obs_shape is no list of 1 to 8 sizes"),
-        ({"obs_shape": []}, "obs_shape is no list of 1 to 8 sizes"),
-        ({"obs_shape": 2}, "obs_shape is no list of 1 to 8 sizes"),
-        ({"obs_shape": [[2]]}, "not all positive integers"),
-        ({"obs_dtype": "O"}, "obs_dtype is not one of <f4, |u1"),
-        ({"obs_dtype": ["<f4"]}, "obs_dtype is not one of <f4, |u1"),
-        ({"obs_dtype": "|u1"}, "obs.npy is damaged"),
-        ({"obs_dim": 2}, "describes no dataset"),
+        ({"seen": -3}, "describe no trajectories"),
+        ({"seen": True}, "describe no trajectories"),
+        ({"obs_shape": [2.0]}, "describe no trajectories"),
+        ({"obs_shape": [1] * 70 + [2]}, "describe no trajectories"),
+        ({"obs_shape": []}, "describe no trajectories"),
+        ({"obs_shape": 2}, "its description makes no sense"),
+        ({"obs_dtype": "O"}, "describe no trajectories"),
+        ({"obs_dtype": ["<f4"]}, "describe no trajectories"),
+        ({"obs_dim": 2}, "unexpected keyword argument 'obs_dim'"),
+        ({"horizon": 2}, "rows do not lie in its shards"),
+        ({"capacity": 2}, "rows do not lie in its shards"),
+        ({"seen": 2}, "rows do not lie in its shards"),
+        ({"shards": [[5, 9, 9]]}, "rows do not lie in its shards"),
+        ({"shards": []}, "rows do not lie in its shards"),
+        ({"shards": [[6, 9]]}, "no steps, bytes and crc32|cannot reshape"),
+        ({"shards": [[0, 9, 9]]}, "no steps, bytes and crc32"),
+        ({"shards": [[2**70, 9, 9]]}, "its description makes no sense"),
+        ({"rows": [[0, 0, 9, 0]]}, "rows do not lie in its shards"),
+        ({"rows": [[0, 2**63 - 1, 1, 0]]}, "rows do not lie in its shards"),
+        ({"rows": [[0, 0, 1, 0], [0, 1, 1, 0]]}, "rows do not lie in its shards"),
+        ({"rows": [[0.0, 0, 1, 0]]}, "no table of int64"),
+        ({"rows": [0, 0, 1, 0]}, "no table of int64"),
+        ({"obs_shape": [10**30]}, "0[.]safetensors is damaged|000000-.*makes no sense"),
+        ({"obs_shape": [3]}, "000000-.*its description makes no sense"),
+        ({"obs_dtype": "uint8"}, "000000-.*its description makes no sense"),
     ],
 )
-def test_absurd_sizes_in_the_description_are_refused_before_anything_is_read(
-    tmp_path, changes, message
-):
+def test_absurd_claims_of_the_manifest_are_refused(tmp_path, changes, message):
     path = dataset(tmp_path / "data")
-    rewrite_meta(path, **changes)
+    rewrite_manifest(path, **changes)
     with pytest.raises(CorruptFileError, match=message):
         TrajectoryDataset(path)
 
 
-def test_a_pickle_in_the_place_of_an_array_is_not_executed(tmp_path):
+def test_a_shard_of_a_terabyte_that_holds_nothing_is_refused_before_it_is_read(tmp_path):
     path = dataset(tmp_path / "data")
-    np.save(path / "obs.npy", np.array([print], dtype=object), allow_pickle=True)
-    with pytest.raises(CorruptFileError, match=r"obs\.npy is damaged"):
+    os.truncate(path / shards(path)[0], 2**40)
+    with pytest.raises(CorruptFileError, match=r"it has 1099511627776 bytes, not \d{3};"):
         TrajectoryDataset(path)
 
 
-def test_lengths_beyond_the_horizon_are_refused(tmp_path):
+def test_a_pickle_in_the_place_of_a_shard_is_not_executed(tmp_path):
     path = dataset(tmp_path / "data")
-    data = (path / "lengths.npy").read_bytes()[:256] + np.array([1, 2, 6], "<i8").tobytes()
-    (path / "lengths.npy").write_bytes(data)
-    crc32 = json.loads((path / "meta.json").read_text())["dataset"]["crc32"]
-    rewrite_meta(path, crc32=crc32 | {"lengths": zlib.crc32(data)})
-    with pytest.raises(CorruptFileError, match=r"its lengths are not all in \[1, 5\]"):
+    np.save(path / "array.npy", np.array([print], dtype=object), allow_pickle=True)
+    (path / "array.npy").replace(path / shards(path)[0])
+    with pytest.raises(CorruptFileError, match=r"000000-.*safetensors is damaged"):
         TrajectoryDataset(path)

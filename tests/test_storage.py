@@ -1,15 +1,31 @@
 import json
 import math
 import os
+import signal
 import struct
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
-from pbcrl.storage import load_tensors, save_tensors
+from pbcrl.errors import (
+    CorruptFileError,
+    FormatVersionError,
+    MismatchError,
+    NonFiniteError,
+    StorageError,
+)
+from pbcrl.storage import (
+    FolderLock,
+    load_tensors,
+    remove_leftovers,
+    save_tensors,
+    write_atomically,
+)
 
 from .damage import full_disk, read_only, with_flipped_bits
 
@@ -60,6 +76,17 @@ def test_non_finite_tensors_come_back_as_they_were(tmp_path):
     strange = torch.tensor([math.nan, math.inf, -math.inf, -0.0])
     loaded, _ = load_tensors(checkpoint(tmp_path, tensors={"x": strange}), kind="cost_model")
     assert torch.equal(loaded["x"].view(torch.int32), strange.view(torch.int32))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_never_replace_finite_ones(tmp_path, bad):
+    path = checkpoint(tmp_path, finite=True)
+    before = path.read_bytes()
+    tensors = {"weight": torch.ones(2, 3), "bias": torch.tensor([0.0, bad, 1.0])}
+    with pytest.raises(NonFiniteError, match=r"1 of the 3 entries of 'bias' are NaN .*; nothing w"):
+        checkpoint(tmp_path, tensors=tensors, finite=True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_views_and_tensors_that_share_memory_come_back(tmp_path):
@@ -221,3 +248,88 @@ def test_a_dtype_that_safetensors_lacks_is_refused_by_name(tmp_path):
 def test_the_reserved_tensor_name_is_refused(tmp_path):
     with pytest.raises(ValueError, match="reserves the name '__metadata__'"):
         checkpoint(tmp_path, tensors={"__metadata__": torch.ones(1)})
+
+
+# -- One writer per folder -------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path):
+    with (
+        FolderLock(tmp_path / "made" / "run") as lock,
+        pytest.raises(StorageError, match=r"one writer at a time, .* at work in .*run; wait u"),
+    ):
+        FolderLock(lock.folder)
+    FolderLock(tmp_path / "made" / "run").release()
+    assert [file.name for file in lock.folder.iterdir()] == [".lock"]
+
+
+def test_a_lock_that_nobody_holds_any_more_is_released(tmp_path):
+    FolderLock(tmp_path)
+    FolderLock(tmp_path).release()
+
+
+LOCKED = """
+import os, sys, time
+from pbcrl.storage import FolderLock
+lock = FolderLock(sys.argv[1])
+if sys.argv[2] == "fork" and os.fork() == 0:
+    os.close(1)
+    time.sleep(60)
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and flock")
+@pytest.mark.parametrize("how", ["alone", "fork"])
+def test_a_lock_is_released_with_its_process_even_if_a_forked_child_lives_on(tmp_path, how):
+    command = [sys.executable, "-c", LOCKED, str(tmp_path), how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            assert process.stdout.readline() == "locked\n"
+            with pytest.raises(StorageError, match="one writer at a time"):
+                FolderLock(tmp_path)
+            process.kill()
+            process.wait()
+            FolderLock(tmp_path).release()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_pipe_in_the_place_of_the_lock_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    FolderLock(tmp_path).release()
+
+
+def test_a_read_only_folder_has_no_writer(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with (
+        read_only(tmp_path / "folder") as folder,
+        pytest.raises(StorageError, match=r"folder must be writable, but: Permission denied"),
+    ):
+        FolderLock(folder)
+
+
+def test_what_killed_writes_left_is_removed_and_nothing_else(tmp_path):
+    kept = ["agent.safetensors", "notes.partial", "data.12.partial.txt", "12.partial"]
+    for name in [*kept, "agent.safetensors.12.partial", "args.json.4194304.partial"]:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_a_kill_in_the_middle_of_a_write_leaves_what_remove_leftovers_removes(tmp_path):
+    write_atomically(tmp_path / "args.json", b"{}")
+    code = (
+        "import os, sys; from pathlib import Path; from pbcrl.storage import write_atomically\n"
+        "os.fsync = lambda _: os.kill(os.getpid(), 9)\n"
+        "write_atomically(Path(sys.argv[1]), b'{1}')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "args.json")], check=False)
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_leftovers(tmp_path)
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"{}"]
