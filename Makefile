@@ -1,16 +1,19 @@
 # Two commands do everything, the environment included:
 #   make run     the main job: learn a cost from preferences, train PPO-Lag under it
 #   make test    lint, types, tests
-# ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter.
-# `make parity` compares the robot tasks with the real Safety-Gymnasium, which has an environment of
-# its own; PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11.
+# ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter, and
+# WORKERS= how many tests run at a time.
+# `make test-all` adds the tests that take minutes, which `.ci/nightly` runs.
+# `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
+# `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment;
+# PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
-# `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
 PYTHON ?= python3
 ENV_ID ?= SafetyPointButton1-v0
 ARGS ?=
 PRESET ?= results
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -20,7 +23,7 @@ PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
 PARITY_READY := $(PARITY_VENV)/.ready
 
-# OmniSafe lives on the same interpreter, in an environment of its own for `make bench`.
+# OmniSafe has the same interpreter, and a third environment, for `make bench`.
 OMNISAFE_VENV := .venv-omnisafe
 OMNISAFE_BIN := $(OMNISAFE_VENV)/bin
 OMNISAFE_READY := $(OMNISAFE_VENV)/.ready
@@ -30,31 +33,43 @@ GYMNASIUMS := 0.28.1 1.1.0
 # With the oldest goes the oldest NumPy, where Python still has it.
 WITH_0.28.1 := "numpy==1.26.4; python_version < '3.13'"
 
-.PHONY: run test test-fast test-gymnasium lint parity bench benchmark smoke toy queries driving pictures env parity-env omnisafe-env clean
+# Workers and the scripts that tests start share the cores: more threads each would only wait.
+QUIETLY := OMP_NUM_THREADS=1
+# Several tests at a time; a free worker takes over tests that wait for another.
+PARALLEL := -n $(WORKERS) --dist worksteal
+
+.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries driving pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
 
 test: env lint
-	$(BIN)/pytest $(ARGS)
+	$(QUIETLY) $(BIN)/pytest $(PARALLEL) -m "not nightly" $(ARGS)
+
+test-all: env lint
+	$(QUIETLY) $(BIN)/pytest $(ARGS)
 
 test-fast: env
-	$(BIN)/pytest -m "not slow" $(ARGS)
+	$(QUIETLY) $(BIN)/pytest $(PARALLEL) -m "not slow and not nightly" $(ARGS)
 
 test-gymnasium: $(GYMNASIUMS:%=test-gymnasium-%)
 
 test-gymnasium-%: $(VENV)-gymnasium-%/.ready
-	PYTHONPATH=$(CURDIR)/$(VENV)-gymnasium-$* $(BIN)/pytest -m "not slow" $(ARGS) tests/test_*.py
+	$(QUIETLY) PYTHONPATH=$(CURDIR)/$(VENV)-gymnasium-$* $(BIN)/pytest $(PARALLEL) -m "not slow and not nightly" $(ARGS) tests/test_*.py
 
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=.typings:cleanrl_scripts:tests/benchmarks $(BIN)/mypy --explicit-package-bases cleanrl_scripts/*.py tests/benchmarks/*.py
+	MYPYPATH=.typings:cleanrl_scripts:cleanrl_scripts/paper:tests/benchmarks $(BIN)/mypy --explicit-package-bases cleanrl_scripts tests/benchmarks
 
+# Not several at a time: the tests wait for the real package, which takes two processes by itself.
 parity: env parity-env
-	PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
+	$(QUIETLY) PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity -m "not nightly" $(ARGS)
+
+parity-full: env parity-env
+	$(QUIETLY) PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
 
 bench: env parity-env omnisafe-env
 	$(BIN)/python tests/benchmarks/bench_omnisafe.py --omnisafe-python $(OMNISAFE_BIN)/python
@@ -64,13 +79,13 @@ bench: env parity-env omnisafe-env
 	$(BIN)/python tests/benchmarks/bench_robotics.py --parity-python $(PARITY_BIN)/python
 
 benchmark: env
-	$(BIN)/python cleanrl_scripts/benchmark.py --preset $(PRESET) $(ARGS)
-	$(BIN)/python cleanrl_scripts/report.py
+	$(BIN)/python cleanrl_scripts/paper/benchmark.py --preset $(PRESET) $(ARGS)
+	$(BIN)/python cleanrl_scripts/paper/report.py
 
 smoke: env
 	rm -rf runs/smoke
-	$(BIN)/python cleanrl_scripts/benchmark.py --preset smoke --seeds 2 --runs-dir runs/smoke
-	$(BIN)/python cleanrl_scripts/report.py --runs-dir runs/smoke --out runs/smoke/report
+	$(BIN)/python cleanrl_scripts/paper/benchmark.py --preset smoke --seeds 1 --runs-dir runs/smoke $(ARGS)
+	$(BIN)/python cleanrl_scripts/paper/report.py --runs-dir runs/smoke --out runs/smoke/report
 
 toy: env
 	$(BIN)/python tests/benchmarks/bench_toy.py $(ARGS)

@@ -11,48 +11,26 @@ import sys
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from pbcrl import PbcrlError, load_tensors
+from pbcrl import PbcrlError
 from pbcrl_envs import upstream
 
 
-class Policy:
-    """The mean action of a saved agent, (act_dim,), and noise around it if it is stochastic."""
-
-    def __init__(self, tensors: dict[str, Tensor], *, noise: torch.Generator | None) -> None:
-        self.tensors = tensors
-        self.noise = noise
-        names = [name for name in tensors if name.startswith("mean.") and name.endswith(".weight")]
-        self.layers = sorted(int(name.split(".")[1]) for name in names)
-
-    @torch.no_grad()
-    def __call__(self, obs: np.ndarray) -> np.ndarray:
-        saved = self.tensors
-        x = torch.as_tensor(obs, dtype=torch.float32)
-        x = ((x - saved["obs_mean"]) / (saved["obs_var"] + 1e-8).sqrt()).clamp(-10, 10)
-        for layer in self.layers:
-            x = F.linear(x, saved[f"mean.{layer}.weight"], saved[f"mean.{layer}.bias"])
-            x = F.relu(x) if layer != self.layers[-1] else x
-        if self.noise is not None:
-            x = x + saved["log_std"].exp() * torch.randn(x.shape, generator=self.noise)
-        action: np.ndarray = x.numpy()
-        return action
-
-
 def play(args: argparse.Namespace) -> None:
-    tensors, _ = load_tensors(args.agent, kind="agent")
+    policy, std = torch.jit.load(args.policy), torch.tensor(args.std)
     env = upstream.make(args.env_id)
-    noise = torch.Generator().manual_seed(args.seed) if args.stochastic else None
-    policy = Policy(tensors, noise=noise)
+    noise = torch.Generator().manual_seed(args.seed)
     low, high = env.action_space.low, env.action_space.high  # type: ignore[attr-defined]
     returns, costs = np.zeros(args.episodes), np.zeros(args.episodes)
     for i in range(args.episodes):
         obs, _ = env.reset(seed=args.seed + i)
         over = False
         while not over:
-            action = np.clip(policy(obs), low, high)
+            with torch.no_grad():
+                action = policy(torch.as_tensor(obs, dtype=torch.float32)[None])[0]
+            if len(std):
+                action += std * torch.randn(action.shape, generator=noise)
+            action = np.clip(action.numpy(), low, high)
             obs, reward, terminated, truncated, info = env.step(action)
             returns[i] += reward
             costs[i] += info["cost"]
@@ -62,12 +40,12 @@ def play(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("agent", help="agent.safetensors of a run")
+    parser.add_argument("policy", help="TorchScript from (1, obs_dim) to the mean (1, act_dim)")
     parser.add_argument("output", help=".npz file for the returns and costs of the episodes")
     parser.add_argument("--env-id", required=True)
     parser.add_argument("--episodes", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True, help="of the first episode")
-    parser.add_argument("--stochastic", action="store_true")
+    parser.add_argument("--std", type=float, nargs="*", default=[], help="of the noise, (act_dim,)")
     torch.set_num_threads(1)
     try:
         play(parser.parse_args())

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/*.md into docs/images, all of them or those that are named.
+"""Draws the pictures of docs/*.md into docs/images: all, or those that are named.
 
 `make pictures` runs it. Needs the extras `robotics`, `driving` and `video`; the robots need OpenGL.
 """
@@ -29,17 +29,17 @@ def navigation(
 ) -> np.ndarray:
     """Put the agent at a place (x, y, heading) of a seeded layout and let it drive slowly.
 
-    The steps before give gremlins the time to rise to the height that they keep.
+    The steps before let gremlins rise to their height.
     """
     env = gym.make(env_id, render_mode="rgb_array", camera_name=camera_name, **WIDE)
     raw = env.unwrapped
     env.reset(seed=seed)
     for _ in range(steps):
         env.step(np.zeros(2))
-    state = raw.get_state()
+    state = raw.state_dict()
     state["qpos"][:3] = place
     state["qvel"][:3] = 0
-    raw.set_state(state)
+    raw.load_state_dict(state)
     env.step(np.array([0.02, 0.0]))
     image = env.render()
     env.close()

@@ -1,23 +1,40 @@
 """What every env of this package checks at its door: actions, seeds, options, modes and states.
 
-One wording for all tasks; a message names the env where its rule is the env's own. Knows nothing of
-tasks or simulators. For the envs of this package alone: `testing.py` is what a user's env calls.
+One wording for all tasks; a message names the env where its rule is specific to that env. For the
+envs of this package alone: `testing.py` is what a user's env calls.
 """
 
 from __future__ import annotations
 
 import difflib
-import warnings
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from gymnasium.error import DependencyNotInstalled
 from gymnasium.vector import AutoresetMode
 from numpy.typing import ArrayLike, NDArray
 
 State = dict[str, NDArray[Any]]
-"""What `get_state` hands out: arrays of numbers, with one leading row per copy in a batch."""
+"""What `state_dict` returns: arrays of numbers, with one leading row per copy in a batch."""
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Within this, name the extra of the project that brings a module which is missing.
+
+    Raises:
+        DependencyNotInstalled: If an import within finds no such module.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise DependencyNotInstalled(
+            f"the {name} tasks need the packages of the extra {name!r}, but there is no module "
+            f'{error.name}; run `pip install "pbcrl[{name}]"`'
+        ) from error
 
 
 def checked_actions(
@@ -87,18 +104,6 @@ def check_task(task: str, known: Collection[str]) -> None:
         )
 
 
-def check_begun(begun: NDArray[np.bool_] | bool) -> None:
-    """Refuse to go on with envs that never began an episode.
-
-    Raises:
-        RuntimeError: If any of them did not.
-    """
-    if not np.all(begun):
-        raise RuntimeError(
-            "an environment must be reset before its first step; call reset() or set_state()"
-        )
-
-
 def checked_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
     """Return NEXT_STEP or SAME_STEP, given as the member or as its value ("NextStep").
 
@@ -141,6 +146,21 @@ def refuse_options(options: dict[str, Any] | None, *, env: str) -> None:
     """
     if options:
         raise ValueError(f"{env} has no reset options, got {sorted(options)}; leave `options` out")
+
+
+def wants_stagger(options: dict[str, Any] | None, *, env: str) -> bool:
+    """Return whether the reset options of a batch ask for episodes that are out of step.
+
+    Raises:
+        ValueError: If `options` holds anything but a bool under "stagger"; the message names `env`.
+    """
+    known = {"stagger": False, **(options or {})}
+    if len(known) > 1 or not isinstance(known["stagger"], bool | np.bool_):
+        raise ValueError(
+            f"the only reset option of {env} is stagger, True or False, got {options}; "
+            "leave the others out"
+        )
+    return bool(known["stagger"])
 
 
 def check_render_mode(render_mode: str | None, *, modes: tuple[str, ...], env: str) -> None:
@@ -207,11 +227,11 @@ def checked_state(
     bounds: Mapping[str, tuple[float, float]],
     env: str,
 ) -> State:
-    """Return a state as arrays of the types that the env itself hands out.
+    """Return a state as arrays of the types that the env itself returns.
 
     Args:
-        state: What `get_state` of an env of the same task gave, in this process or another.
-        like: What `get_state` of the env that takes the state gives for the same copies.
+        state: What `state_dict` of an env of the same task returned, in this process or another.
+        like: What `state_dict` of the env that loads the state returns for the same copies.
         bounds: Smallest and largest value of some keys.
         env: Name of the env and its task, for the messages.
 
@@ -222,7 +242,7 @@ def checked_state(
         ValueError: If the state is of another task, or has other keys or shapes, or holds NaN, an
             infinity, or a number outside its bounds or its dtype.
     """
-    remedy = "pass what get_state of an env of the same task gave"
+    remedy = "pass what state_dict of an env of the same task returned"
     if "task" in state and (np.asarray(state["task"]) != like["task"].flat[:1]).any():
         raise ValueError(f"a state must be one of {env}, but it is of another task; {remedy}")
     if set(state) != set(like):
@@ -255,16 +275,3 @@ def checked_state(
                 f"{key!r} of a state of {env} must be in [{low}, {high}], got {given}; {remedy}"
             )
     return arrays
-
-
-def count_diverged(known: int, ids: NDArray[np.intp], *, env: str) -> int:
-    """Add the newly diverged copies to the known number; warn if they are the first."""
-    if known == 0:
-        warnings.warn(
-            f"the physics of {env} diverged in env(s) {ids.tolist()}: there the episode ends, "
-            "truncated, and infos['diverged'] is true; later ones are counted in num_diverged "
-            "without a word; if there are many, look at the actions",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return known + len(ids)

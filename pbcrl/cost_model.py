@@ -1,7 +1,7 @@
 """The learned cost c_ψ(s, a): one number per step, summed over an episode (Eq. 3, `eq:bt`).
 
-Larger is worse; an episode is judged safe if its summed cost is at most the learned limit. Knows
-nothing of labels, losses or environments: training is `CostModelTrainer`'s, data is `Trajectory`.
+Larger is worse; an episode is judged safe if its summed cost is at most the learned limit. Does not
+depend on labels, losses or environments: `CostModelTrainer` trains it, on `Trajectory`s.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
+import gymnasium as gym
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError
-from pbcrl.nets import MLP, ConvNet
 from pbcrl.spaces import act_dim_of, obs_shape_of
-from pbcrl.step_scorer import StepScorer
 from pbcrl.storage import described_by, load_tensors, save_tensors
-from pbcrl.trajectory import Trajectory, pad
+from pbcrl.trajectory import Trajectory, padded_chunks
 
 Output = Literal["linear", "tanh", "softplus"]
 
 KIND = "cost-model"
-"""Of checkpoints, of a single model as of an ensemble."""
-# Contacts make rare spikes of a hundred standard deviations; beyond ten they carry no more news.
+"""Of checkpoints, of a single model and of an ensemble."""
+# Contacts make rare spikes of a hundred standard deviations; beyond ten they say nothing more.
 _INPUT_CLIP = 10.0
-# To wake a second thread for so few takes longer than to score them, and it then spins for a while,
+# Waking a second thread for so few takes longer than scoring them, and it then spins for a while,
 # on a core that the physics of the environments needs.
 _FEW_NUMBERS = 2**16
 _REMEDY = (
@@ -42,7 +43,7 @@ _REMEDY = (
 
 
 class LearnedCost(nn.Module, ABC):
-    r"""A cost per step and a limit on its sum: all that wrappers, trainers and metrics know.
+    r"""A cost per step and a limit on its sum: all that wrappers, trainers and metrics use.
 
     .. math:: C_ψ(τ) = Σ_t discount^t c_ψ(s_t, a_t)        (below Eq. 3, `eq:bt`)
 
@@ -51,7 +52,7 @@ class LearnedCost(nn.Module, ABC):
     """
 
     obs_shape: tuple[int, ...]
-    """Of one observation: (obs_dim,), or (H, W, C) or (C, H, W) of an image."""
+    """Of one observation: (obs_dim,), or the shape of an image."""
     act_dim: int
     """Size of one flat action."""
     discount: float
@@ -90,10 +91,6 @@ class LearnedCost(nn.Module, ABC):
             Each member's C_ψ minus its own limit, (M, B); <= 0 is judged safe.
         """
 
-    def models(self) -> list[CostModel]:
-        """Return the members, if each is a `CostModel` with weights of its own; else none."""
-        return []
-
     @abstractmethod
     def prorate(self, horizon: int) -> None:
         """Let the limit hold for longer or shorter trajectories, with the same share per step.
@@ -130,15 +127,11 @@ class LearnedCost(nn.Module, ABC):
         Raises:
             ValueError: If T is above the horizon.
         """
-        return self.sum_steps(self(obs, actions), mask)
-
-    def sum_steps(self, step_cost: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return C_ψ from the costs of the steps, (B, T) -> (B,); see `trajectory_cost`."""
-        self.check_length(step_cost.shape[1])
+        self.check_length(actions.shape[1])
+        step_cost: Tensor = self(obs, actions)
         if self.discount < 1:
-            step_cost = step_cost * self.discount ** torch.arange(
-                step_cost.shape[1], device=step_cost.device
-            )
+            steps = torch.arange(step_cost.shape[1], device=step_cost.device)
+            step_cost = step_cost * self.discount**steps
         if mask is not None:
             step_cost = step_cost.masked_fill(~mask.to(step_cost.device), 0.0)
         total: Tensor = step_cost.sum(dim=1)
@@ -169,8 +162,7 @@ class LearnedCost(nn.Module, ABC):
                     "find the step that produced it"
                 )
         threads = torch.get_num_threads()
-        if obs.size <= _FEW_NUMBERS:
-            torch.set_num_threads(1)
+        torch.set_num_threads(1 if obs.size <= _FEW_NUMBERS else threads)
         try:
             cost: Tensor = self(*map(torch.from_numpy, rows))
         finally:
@@ -201,7 +193,7 @@ class LearnedCost(nn.Module, ABC):
     def check_horizon(self, time_limit: int) -> None:
         """Refuse to judge episodes of another time limit than the limit was learned for.
 
-        A limit for segments of 50 steps says nothing of 1,000 steps, and the reverse.
+        A limit for segments of 50 steps does not apply to episodes of 1,000, and vice versa.
 
         Args:
             time_limit: Steps after which an episode is truncated.
@@ -232,7 +224,7 @@ class LearnedCost(nn.Module, ABC):
 class CostModel(LearnedCost):
     r"""A network of (s, a), by default an MLP, whose sum over an episode is its learned cost.
 
-    What a step may cost, where z is what the network puts out:
+    What a step may cost, where z is the output of the network:
 
     - `"linear"`: output_scale · z. Signed and unbounded, the paper's; the learned limit is 0.
     - `"tanh"`: output_scale · tanh z, so that |c| <= output_scale: no single step can outweigh
@@ -247,31 +239,37 @@ class CostModel(LearnedCost):
     limit: the sum of a thousand outputs of a default-initialised layer would start where every
     sigmoid is saturated.
 
-    Images go through three convolutions, 3 x 3 with stride 2, before the MLP. They are uint8, read
-    as fractions of 255; the channels are the last axis, unless the first is shorter.
+    An image, that is a uint8 `Box` with three axes, goes through three convolutions, 3 x 3 with
+    stride 2, before the MLP; its pixels are read as fractions of 255, and its channels are the last
+    axis, unless the first is shorter. All other observations, and all actions, are flat rows
+    (`pbcrl.spaces.obs_rows`, `action_rows`), standardised by `fit_input_scale`.
 
-    A network of one's own is a module that maps (obs, actions), scaled as the MLP has them, to one
-    number per step: (..., *obs_shape), (..., act_dim) -> (...,) or (..., 1). It must be a function
-    of the single step: training scores a batch in parts and twice. It should start at zero.
+    A custom network is a module that maps (obs, actions), scaled in the same way, to one number per
+    step: (..., *obs_shape), (..., act_dim) -> (...,) or (..., 1). It reads a `Box` in its own
+    shape. It must be a function of the single step, since training scores a batch in parts, and it
+    should start at zero.
 
     Args:
-        obs_shape: Size of one flat observation, or the shape of an image.
-        act_dim: Size of one flat action.
+        observation_space: Of one env, not of a batch: any space of fixed length.
+        action_space: Likewise; no `Dict` or `Tuple`.
         hidden_sizes: Widths of the ReLU layers. The paper's "3-layer MLP with 64 units" counts the
-            output layer, as its code base does. Not for a network of one's own.
+            output layer, as its code base does. Not for a custom network.
         discount: Weight γ per step. The default 1 sums undiscounted, as labels and limits do.
-        output_scale: Factor on the net's output. An episode sums T of them, so with a long one
+        output_scale: Factor on the output of the network. An episode sums T of them: if T is large,
             hardly any change of the weights fits the labels, and the hidden layers never learn what
-            makes a step costly; with a small factor they do. About 1/√T is right; the default is
-            for a thousand steps (`tests/benchmarks/bench_cost_model.py`).
+            makes a step costly; with a factor of about 1/√T they do
+            (`tests/benchmarks/bench_cost_model.py`). None is horizon ** -0.5, and 0.03, for a
+            thousand steps, without a horizon. `prorate` does not change it.
         output: What a step may cost, see above.
         horizon: Steps of a full-length trajectory: the env's time limit, or the length of segments.
             Longer ones are refused. None takes any, which `"softplus"` cannot.
-        net: Network of one's own, in place of the MLP.
+        net: Custom network, in place of the MLP.
 
     Raises:
-        ValueError: If a size, `horizon` or `output_scale` is not positive, `discount` is outside
-            (0, 1], an option is unknown, or a network depends on more than the single step.
+        TypeError: If a space is no `gymnasium.spaces.Space`.
+        ValueError: If a space has no fixed length, a size, `horizon` or `output_scale` is not
+            positive, `discount` is outside (0, 1], an option is unknown, or a network depends on
+            more than the single step.
     """
 
     input_mean: Tensor
@@ -280,31 +278,32 @@ class CostModel(LearnedCost):
 
     def __init__(
         self,
-        obs_shape: int | Sequence[int],
-        act_dim: int,
+        observation_space: Space[Any],
+        action_space: Space[Any],
         *,
         hidden_sizes: Sequence[int] = (64, 64),
         discount: float = 1.0,
-        output_scale: float = 0.03,
+        output_scale: float | None = None,
         output: Output = "linear",
         horizon: int | None = None,
         net: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        shape = tuple(obs_shape) if isinstance(obs_shape, Sequence) else (int(obs_shape),)
-        if min(*shape, act_dim, *hidden_sizes) < 1:
+        for space in (observation_space, action_space):
+            if not isinstance(space, Space):
+                raise TypeError(
+                    f"a cost model is made for the spaces of an env, got {space!r}; pass "
+                    "env.observation_space and env.action_space, or use CostModel.for_env(env)"
+                )
+        self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
+        if min(*self.obs_shape, self.act_dim, *hidden_sizes) < 1:
             raise ValueError(
                 "obs_shape, act_dim and hidden_sizes must be positive, got "
-                f"{obs_shape}, {act_dim} and {tuple(hidden_sizes)}"
-            )
-        if net is None and len(shape) not in (1, 3):
-            raise ValueError(
-                f"observations must be flat or images of shape (H, W, C) or (C, H, W), got {shape};"
-                " flatten them, or pass a network of your own (net=)"
+                f"{self.obs_shape}, {self.act_dim} and {tuple(hidden_sizes)}"
             )
         if not 0 < discount <= 1:
             raise ValueError(f"discount must lie in (0, 1], got {discount}; 1 is no discounting")
-        if not 0 < output_scale < math.inf:
+        if output_scale is not None and not 0 < output_scale < math.inf:
             raise ValueError(
                 f"output_scale must be > 0 and finite, got {output_scale}; 1 is the bare output"
             )
@@ -317,8 +316,8 @@ class CostModel(LearnedCost):
                 "a cost that is never negative adds up with the steps, so its limit needs their "
                 "number, got horizon=None; pass the env's time limit, or the length of segments"
             )
-        self.obs_shape = shape
-        self.act_dim = act_dim
+        if output_scale is None:
+            output_scale = 0.03 if horizon is None else horizon**-0.5
         self.num_members = 1
         self.hidden_sizes = tuple(hidden_sizes)
         self.discount = discount
@@ -328,36 +327,41 @@ class CostModel(LearnedCost):
         if net is not None:
             _require_one_step(net)
             self.net = net
-        elif len(shape) == 3:
-            self.net = ConvNet(shape, act_dim, hidden_sizes)
+        elif len(self.obs_shape) == 3:
+            self.net = ConvNet(self.obs_shape, self.act_dim, hidden_sizes)
         else:
-            self.net = MLP(shape[0] + act_dim, hidden_sizes)
+            self.net = MLP(self.obs_dim + self.act_dim, hidden_sizes)
         softplus = output == "softplus"
         self.limit_output = nn.Parameter(torch.zeros(())) if softplus else None
-        self._scorer: StepScorer | None = None
         # Pixels have their scale already.
-        num_scaled = act_dim + (shape[0] if len(shape) == 1 else 0)
+        num_scaled = self.act_dim + (self.obs_dim if len(self.obs_shape) == 1 else 0)
         self.register_buffer("input_mean", torch.zeros(num_scaled))
         self.register_buffer("input_scale", torch.ones(num_scaled))
 
     @classmethod
-    def for_spaces(
-        cls, observation_space: Space[Any], action_space: Space[Any], **options: Any
-    ) -> CostModel:
-        """Make the model that fits the spaces of a single env.
-
-        A uint8 `Box` with three axes is an image; all else is flat, as `obs_rows` and
-        `action_rows` lay it out.
+    def for_env(cls, env: gym.Env[Any, Any] | VectorEnv, **options: Any) -> CostModel:
+        """Make the model that fits an env, single or vectorised, with its time limit as horizon.
 
         Args:
-            observation_space: Of one env, not of a batch.
-            action_space: Likewise.
-            **options: As of the constructor.
+            env: Its time limit is `env.spec.max_episode_steps`; an env that has none, as a vector
+                env that was not made by `gymnasium.make_vec`, gets the horizon None.
+            **options: As of the constructor; `horizon=` replaces the time limit.
 
         Raises:
-            ValueError: If a space has no fixed length.
+            TypeError: If it is no env.
+            ValueError: If a space has no fixed length, or an option is out of range.
         """
-        return cls(obs_shape_of(observation_space), act_dim_of(action_space), **options)
+        if isinstance(env, VectorEnv):
+            spaces = env.single_observation_space, env.single_action_space
+        elif isinstance(env, gym.Env):
+            spaces = env.observation_space, env.action_space
+        else:
+            raise TypeError(
+                f"for_env takes an env, single or vectorised, got {env!r}; make it first, by "
+                "gymnasium.make or make_vec, or pass its spaces to CostModel"
+            )
+        time_limit = None if env.spec is None else env.spec.max_episode_steps
+        return cls(*spaces, **{"horizon": time_limit, **options})
 
     @property
     def learned_limit(self) -> float:
@@ -393,7 +397,7 @@ class CostModel(LearnedCost):
         Raises:
             TypeError: If images are not uint8.
             ValueError: If the last axes are not obs_shape and act_dim, the others differ, or a
-                network of one's own returns another shape.
+                custom network returns another shape.
         """
         batch = actions.shape[:-1]
         self._check_sizes(obs.shape[len(batch) :], actions.shape[-1])
@@ -407,70 +411,10 @@ class CostModel(LearnedCost):
             )
         return self._cost_of(output)
 
-    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
-        """Return c_ψ of NumPy rows; see `LearnedCost.step_cost`.
-
-        A few rows for the MLP on a CPU go the way of `StepScorer`.
-        """
-        scorer = self._current_scorer() if obs.ndim == actions.ndim == 2 else None
-        if scorer is None:
-            return super().step_cost(obs, actions)
-        self._check_sizes(obs.shape[1:], actions.shape[1])
-        outputs = scorer.outputs(obs, actions)
-        if outputs is None:
-            return super().step_cost(obs, actions)
-        if self.output == "tanh":
-            outputs = np.tanh(outputs)
-        elif self.output == "softplus":
-            outputs = np.logaddexp(outputs, np.float32(0))
-        return outputs * np.float32(self.output_scale)
-
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ minus the limit as the only member's, (1, B)."""
         excess: Tensor = self.trajectory_cost(obs, actions, mask) - self._limit()
         return excess[None]
-
-    def models(self) -> list[CostModel]:
-        """Return the model itself."""
-        return [self]
-
-    @torch.no_grad()
-    def excess_and_jacobian(
-        self, obs: Tensor, actions: Tensor, mask: Tensor | None = None, *, bf16: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Return C_ψ minus the limit and its gradient, trajectory by trajectory, in one pass.
-
-        A loss of many costs has the gradient Σ_b (∂loss/∂C_b) (∂C_b/∂ψ). The second factor needs no
-        loss, so that it can be had while the costs are not all known yet. Of an MLP only.
-
-        Args:
-            obs: (B, T, *obs_shape).
-            actions: (B, T, act_dim).
-            mask: bool (B, T), true on real steps; None if all are.
-            bf16: Whether the network computes in bfloat16; sums are in the weights' own dtype.
-
-        Returns:
-            Excess (B,), and for each of `parameters()`, in order, (B, *its shape).
-
-        Raises:
-            TypeError: If the network is no MLP of this package.
-        """
-        if not isinstance(self.net, MLP):
-            raise TypeError(
-                f"only an MLP knows its gradient per trajectory, got {_name(self.net)}; "
-                "differentiate `member_excess`"
-            )
-        self._check_sizes(obs.shape[2:], actions.shape[-1])
-        dtype = torch.bfloat16 if bf16 else self.input_mean.dtype
-        parts = [part.to(dtype) for part in self._scaled(obs, actions)]
-        *layers, output = self.net.layer_inputs(torch.cat(parts, dim=-1))
-        output = output.squeeze(-1).to(self.input_mean.dtype).requires_grad_()  # (B, T)
-        of_limit = [] if self.limit_output is None else [self.limit_output]
-        with torch.enable_grad():
-            excess = self.sum_steps(self._cost_of(output), mask) - self._limit()
-            slope, *limit_slope = torch.autograd.grad(excess.sum(), [output, *of_limit])
-        same = [(one / len(obs)).expand(len(obs)) for one in limit_slope]  # for every trajectory
-        return excess.detach(), [*same, *self.net.jacobian(layers, slope)]
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
@@ -507,7 +451,7 @@ class CostModel(LearnedCost):
     def save(self, path: str | os.PathLike[str], **info: float | int | str | None) -> None:
         """Write weights, input scale and sizes to one safetensors file, atomically.
 
-        Of a network of one's own only the weights are written: to load it takes the module again.
+        Of a custom network only the weights are written: `load` takes the module again.
 
         Args:
             path: File to write; its folder is made if need be.
@@ -527,7 +471,7 @@ class CostModel(LearnedCost):
 
         Args:
             path: File to read.
-            net: A module as that of the model that was saved, if it had one of its own; it takes
+            net: A module as that of the model that was saved, if that was a custom one; it takes
                 the weights in the file.
 
         Raises:
@@ -554,7 +498,7 @@ class CostModel(LearnedCost):
             "output_scale": self.output_scale,
             "output": self.output,
             "horizon": self.horizon,
-            "net": None if self._has_known_net() else type(self.net).__qualname__,
+            "net": None if isinstance(self.net, MLP | ConvNet) else _name(self.net),
             # A version that does not know of outputs refuses all but the linear one by this.
             "aggregation": "sum" if self.output == "linear" else f"sum of {self.output}",
             "learned_limit": self.learned_limit,
@@ -582,19 +526,23 @@ class CostModel(LearnedCost):
                 f"{path} holds a cost model that sums to another limit ({config}); this version "
                 "reads summed costs, whose learned limit is 0 unless the output is softplus"
             )
-        own = config.get("net")
-        if (net is None) != (own is None):
-            found, given = own or "the MLP of this package", "none" if net is None else _name(net)
+        custom = config.get("net")
+        if (net is None) != (custom is None):
+            found, given = (
+                custom or "the MLP of this package",
+                "none" if net is None else _name(net),
+            )
             raise MismatchError(
                 "a file holds the weights of a network, and its code must be given if it is no "
                 f"part of this package: {path} has those of {found}, got net={given}; pass net= if "
                 "and only if the model was made with it"
             )
-        # Empty tensors: no size that a file claims takes memory before it has proven true.
+        # Empty tensors and bare spaces: no size that a file claims takes memory before it has
+        # proven true.
         with torch.device("meta"):
             model = cls(
-                config.get("obs_shape", config["obs_dim"]),
-                config["act_dim"],
+                Space(config.get("obs_shape", [config["obs_dim"]])),
+                Space([config["act_dim"]]),
                 hidden_sizes=config["hidden_sizes"],
                 discount=config["discount"],
                 output_scale=config["output_scale"],
@@ -612,7 +560,7 @@ class CostModel(LearnedCost):
         return model
 
     def _cost_of(self, output: Tensor) -> Tensor:
-        """The cost of a step from what the network puts out."""
+        """The cost of a step from the output of the network."""
         if output.dtype in (torch.float16, torch.bfloat16):
             output = output.float()  # a sum over a thousand steps would lose the small ones
         if self.output == "tanh":
@@ -629,19 +577,6 @@ class CostModel(LearnedCost):
             steps = (1 - self.discount**self.horizon) / (1 - self.discount)
         return steps * self.limit_per_step()
 
-    def _current_scorer(self) -> StepScorer | None:
-        net = self.net
-        if self._scorer is None or not self._scorer.reads(net):
-            self._scorer = None
-            if isinstance(net, MLP):
-                tensors = self.input_mean, self.input_scale, *net.parameters()
-                if all(map(StepScorer.can_read, tensors)):
-                    self._scorer = StepScorer(self, net, clip=_INPUT_CLIP)
-        return self._scorer
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_scorer": None}  # of a copy: it reads its own tensors
-
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.input_mean, self.input_scale
         if len(self.obs_shape) == 1:
@@ -651,13 +586,10 @@ class CostModel(LearnedCost):
         elif isinstance(self.net, ConvNet):
             raise TypeError(
                 f"images are uint8, read as fractions of 255, got {obs.dtype}; convert them to "
-                "bytes, or pass a network of your own (net=), which reads floats as they are"
+                "bytes, or pass a custom network (net=), which reads floats as they are"
             )
         start = len(mean) - self.act_dim
         return obs.to(mean), _standardised(actions, mean[start:], scale[start:])
-
-    def _has_known_net(self) -> bool:
-        return isinstance(self.net, MLP | ConvNet)
 
     def _check_sizes(self, obs_shape: Sequence[int], act_dim: int) -> None:
         # A net sees their concatenation, so equal sums of sizes would pass unnoticed.
@@ -672,14 +604,84 @@ class CostModel(LearnedCost):
             )
 
 
-def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    on_device = values.to(mean.device, non_blocking=True).to(mean.dtype)
-    return (on_device - mean).div_(scale).clamp_(-_INPUT_CLIP, _INPUT_CLIP)
+class MLP(nn.Sequential):
+    """ReLU layers on both inputs side by side; the output is exactly 0 until it is trained."""
+
+    def __init__(self, num_inputs: int, hidden_sizes: Sequence[int]) -> None:
+        sizes = [num_inputs, *hidden_sizes]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(sizes):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+        last = nn.Linear(sizes[-1], 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        super().__init__(*layers, last)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:  # type: ignore[override]
+        """Return one number per step: (..., obs_dim), (..., act_dim) -> (..., 1)."""
+        output = torch.cat([obs, actions], dim=-1)
+        for layer in self:
+            output = layer(output)
+        return output
+
+
+class ConvNet(nn.Module):
+    """Three convolutions of an image, each halving its sides, then the MLP."""
+
+    def __init__(
+        self, obs_shape: tuple[int, ...], act_dim: int, hidden_sizes: Sequence[int]
+    ) -> None:
+        super().__init__()
+        self._channels_last = obs_shape[2] <= obs_shape[0]
+        channels, *sides = (obs_shape[2], *obs_shape[:2]) if self._channels_last else obs_shape
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise([channels, 16, 32, 32]):
+            layers += [nn.Conv2d(fan_in, fan_out, 3, stride=2, padding=1), nn.ReLU()]
+        self.encoder = nn.Sequential(*layers, nn.Flatten())
+        self._num_features = 32 * math.prod(math.ceil(side / 8) for side in sides)
+        self.mlp = MLP(self._num_features + act_dim, hidden_sizes)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """Return one number per step: (..., *obs_shape), (..., act_dim) -> (..., 1)."""
+        images = obs.flatten(0, -4) if obs.ndim > 3 else obs[None]  # (B, *obs_shape)
+        if self._channels_last:
+            images = images.movedim(-1, 1)
+        features = self.encoder(images).reshape(*obs.shape[:-3], self._num_features)
+        output: Tensor = self.mlp(features, actions)
+        return output
+
+
+def require_learned_cost(model: object) -> None:
+    """Refuse what is no `LearnedCost`, such as the path of one or a bare network.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(model, LearnedCost):
+        raise TypeError(
+            f"a cost model must be a CostModel or another LearnedCost, got {model!r:.200}; read a "
+            "file by load_cost_model(path)[0], and pass a network as "
+            "CostModel(observation_space, action_space, net=network)"
+        )
+
+
+def _sizes(
+    observation_space: Space[Any], action_space: Space[Any], net: nn.Module | None
+) -> tuple[tuple[int, ...], int]:
+    """obs_shape and act_dim; a bare `Space` stands for sizes read from a file."""
+    if type(observation_space) is Space:
+        assert observation_space.shape
+        assert action_space.shape
+        return observation_space.shape, action_space.shape[0]
+    obs_shape = obs_shape_of(observation_space)
+    if net is not None and isinstance(observation_space, Box):
+        obs_shape = observation_space.shape or obs_shape
+    return obs_shape, act_dim_of(action_space)
 
 
 def _require_one_step(net: nn.Module) -> None:
     for module in net.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+        if any(word in _name(module) for word in ("BatchNorm", "InstanceNorm", "Dropout")):
             raise ValueError(
                 "the cost of a step must depend on that step alone, or a batch that is scored in "
                 f"parts, and twice, has no one gradient; got {module} in {_name(net)}; leave it "
@@ -687,39 +689,10 @@ def _require_one_step(net: nn.Module) -> None:
             )
 
 
+def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    on_device = values.to(mean.device, non_blocking=True).to(mean.dtype)
+    return (on_device - mean).div_(scale).clamp_(-_INPUT_CLIP, _INPUT_CLIP)
+
+
 def _name(net: nn.Module) -> str:
     return type(net).__qualname__
-
-
-def padded_chunks(
-    trajectories: Sequence[Trajectory], *, max_rows: int = 16_000
-) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Yield trajectories in order as padded (obs, actions, mask), about `max_rows` steps at a time.
-
-    The mask is None where nothing is padded.
-    """
-    for part in chunks_of(trajectories, max_rows=max_rows):
-        yield padded(trajectories[part])
-
-
-def chunks_of(trajectories: Sequence[Trajectory], *, max_rows: int = 16_000) -> list[slice]:
-    """Cut trajectories into parts of about `max_rows` steps when padded.
-
-    Small enough for the activations to stay in the CPU's cache and for memory to stay constant,
-    however many trajectories there are: fewer steps if one holds more than 250 numbers.
-    """
-    if trajectories:
-        max_rows = min(max_rows, max(1, 4_000_000 // math.prod(trajectories[0].obs.shape[1:])))
-    parts, start, longest = [], 0, 0
-    for i, trajectory in enumerate(trajectories):
-        longest = max(longest, len(trajectory))
-        if i > start and longest * (i + 1 - start) > max_rows:
-            parts.append(slice(start, i))
-            start, longest = i, len(trajectory)
-    return [*parts, slice(start, len(trajectories))] if trajectories else parts
-
-
-def padded(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Stack trajectories by `pad`, with None in place of a mask that is true throughout."""
-    obs, actions, mask = pad(trajectories)
-    return obs, actions, None if bool(mask.all()) else mask

@@ -1,10 +1,9 @@
-"""Trajectories on disk: a uniform sample of those of a whole run, however long, memory-mapped.
+"""Trajectories on disk: a uniform sample of those of a whole run, in memory-mapped shards.
 
-A dataset is a folder of plain .npy files, which NumPy alone reads, and a `meta.json` that describes
-them. Row i of every array belongs to trajectory i; a row of steps is as long as the longest
-possible trajectory, with zeros after its end. These are never written, so that short episodes take
-no more space on disk than they need, where the file system knows holes. Knows nothing of
-environments and labels.
+A dataset is a folder. Steps lie in shards, `000000-CRC32.safetensors` and so on, one per flush and
+never changed afterwards: those of all their trajectories one after the other, without padding. The
+manifest, `manifest.safetensors`, lists the shards and says which of their rows are in the sample.
+Both appear whole or not at all. Does not depend on environments and labels.
 """
 
 from __future__ import annotations
@@ -13,49 +12,48 @@ import json
 import logging
 import operator
 import os
-import shutil
-import struct
-import sys
+import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, final, overload
 
 import numpy as np
+import safetensors.numpy
+import torch
 from numpy.typing import NDArray
 
-from pbcrl.errors import MismatchError, StorageError
-from pbcrl.journal import read_journal
+from pbcrl.errors import FormatVersionError, MismatchError, StorageError
 from pbcrl.storage import (
+    FolderLock,
     check_format,
     corrupt,
-    read_bytes,
-    sync_folder,
+    described_by,
+    load_tensors,
+    open_regular,
+    remove_leftovers,
+    save_tensors,
     unreadable,
     unwritable,
-    write_all,
     write_atomically,
 )
 from pbcrl.trajectory import Trajectory
-from pbcrl.unfinished import (
-    FILES,
-    HEADER_BYTES,
-    JOURNAL,
-    UNFINISHED,
-    StepArrays,
-    UnfinishedRows,
-    array_bytes,
-    write_at,
-)
 
 _logger = logging.getLogger(__name__)
 
-_FORMAT = "pbcrl-trajectories"
-_VERSION = 2  # version 1 knew float32 vectors only, by their `obs_dim`
-_OBS_DTYPES = ("<f4", "|u1")
-_FROM_FIRST = ("obs_dtype", "has_costs")  # what the first trajectory decides
+_KIND, _VERSION = "trajectories", 3  # 1 and 2 were folders of .npy files with a meta.json
+_MANIFEST = "manifest.safetensors"
+_SHARD = re.compile(r"\d{6,}-[0-9a-f]{8}\.safetensors")
+_FLUSH_BYTES = 1 << 26  # of trajectories in memory; what is added beyond that flushes
 _MAX_AXES = 8  # of an observation
+_MAX_HEADER_BYTES = 4096  # of a shard
+
+_Row = tuple[int, int, int, int]
+"""A trajectory of the sample: its shard, its first step there, its length, its serial number."""
+_IN_MEMORY = -1  # in the place of the shard, until the flush
 
 
 @final
@@ -64,32 +62,29 @@ class TrajectoryWriter:
 
     The first `capacity` trajectories are all kept, in order; later ones replace a random one
     (reservoir sampling, Algorithm R), so that every trajectory of the run is equally likely to be
-    in the sample. Leaving the `with` block closes, also by an exception or Ctrl-C: what was
-    collected is kept.
+    in the sample. A shard stays on disk when its rows are replaced, as an earlier checkpoint may
+    need it. Replacements become rare: over a run of N trajectories about capacity · (1 + ln(N /
+    capacity)) are written, 3.3 times the sample for N = 10 capacity.
 
-    Nothing is lost to a killed process either. Rows go to disk at once, into `<path>.partial`, and
-    then one line of a journal there says so; the row that is replaced stays until then. `close`
-    completes the files and renames the folder to `path`. What a killed run left is finished by
-    `TrajectoryDataset.recover`, or continued by `resume=True`; no other writer replaces it.
+    What was flushed survives a kill and a power cut; what was added since is lost with the process.
+    Leaving the `with` block by an exception or Ctrl-C flushes; leaving it in order closes. With a
+    `state_dict` in its checkpoint a run goes on exactly, also after it was closed.
 
     Args:
-        path: The folder to make; missing parents are made.
+        path: The folder; it is made if it is missing.
         env_id: Gymnasium id of the env that the trajectories come from.
         obs_shape: Shape of one observation: (obs_dim,), or (H, W, C) of an image.
         act_dim: Width of an action row.
         horizon: Steps of the longest possible trajectory.
         capacity: Trajectories to keep.
-        rng: Draws which ones.
-        overwrite: Replace the dataset at `path` on closing; the old one stays until then. What a
-            killed run left in `<path>.partial` is replaced at once.
-        resume: Continue what a killed run left in `<path>.partial`, if there is anything.
+        rng: Draws which ones; its state is the caller's to keep.
+        overwrite: Replace a dataset at `path`, which stays until the first flush, or continue it by
+            `load_state_dict`.
 
     Raises:
         ValueError: If a size is below 1.
-        StorageError: If `path` exists, a killed run left trajectories there, another writer is at
-            work there, or the folder cannot be written.
-        CorruptFileError, FormatVersionError: If what is to be continued is damaged.
-        MismatchError: If what is to be continued has another env, other sizes or another capacity.
+        StorageError: If there is a dataset at `path` already, another writer is at work there, or
+            the folder cannot be written.
     """
 
     def __init__(
@@ -103,7 +98,6 @@ class TrajectoryWriter:
         capacity: int = 10_000,
         rng: np.random.Generator,
         overwrite: bool = False,
-        resume: bool = False,
     ) -> None:
         shape = [operator.index(size) for size in obs_shape]  # of NumPy's integers, too
         if not shape or min(*shape, act_dim, horizon, capacity) < 1:
@@ -113,206 +107,256 @@ class TrajectoryWriter:
                 "`obs_shape_of` and `act_dim_of` tell those of a space"
             )
         self.path = Path(path)
-        """Where the dataset will be."""
-        self._meta = _Meta(env_id, shape, act_dim, horizon)
-        self._capacity = capacity
-        self._rng, self._overwrite, self._closed = rng, overwrite, False
-        self._check_target()
-        self._rows = UnfinishedRows(_partial(self.path))
+        """The dataset's folder."""
+        self._manifest = _Manifest(env_id, shape, int(act_dim), int(horizon), int(capacity))
+        self._rows: list[_Row] = []  # of the sample, each at its place in the reservoir
+        self._in_memory: dict[int, Trajectory] = {}  # by serial number
+        self._new_bytes = 0  # added since the last flush
+        self._flushed = 0  # trajectories that the manifest on disk has seen
+        self._rng, self._overwrite = rng, overwrite
+        self._check_target()  # before the lock, which makes the folder
+        self._lock = FolderLock(self.path)
         try:
-            if resume and self._rows.about is not None:
-                self._resume(self._rows.about)
-            elif self._rows.kept and not overwrite:
-                raise StorageError(
-                    f"a killed run left {len(self._rows.kept)} trajectories in {self._rows.folder}"
-                    f", which a new dataset must not replace: finish that one by "
-                    f"TrajectoryDataset.recover({str(self.path)!r}), go on with it by resume=True, "
-                    "or remove the folder"
-                )
-            else:
-                self._rows.clear()
             self._check_target()  # again: a writer that was at work before us may have finished
+            remove_leftovers(self.path)
         except BaseException:
-            self._rows.close()
+            self._lock.release()
             raise
 
     @property
     def seen(self) -> int:
         """Trajectories of the run so far, kept or not."""
-        return self._meta.seen
+        return self._manifest.seen
 
     def add(self, trajectory: Trajectory) -> None:
         """Count one more trajectory of the run, and keep it or not as the draw falls.
 
+        It is copied into memory. Beyond 64 MiB of them this flushes.
+
         Raises:
             ValueError: If its shapes, the dtype of its observations, its length or having costs
                 does not fit the dataset.
-            StorageError: If the writer is closed, or the disk is full; then the trajectory is not
-                in the dataset, and those before it are.
+            StorageError: If the writer is closed; or as `flush`.
         """
-        if self._closed:
-            raise StorageError(
-                f"trajectories go into an open dataset, but {self.path} is closed; "
-                "write a new one to another path"
-            )
+        self._check_open()
         self._check(trajectory)
-        number = self.seen
-        self._meta.seen += 1
-        if self._rows.about is None:
-            self._meta.has_costs = trajectory.costs is not None
-            self._meta.obs_dtype = "|u1" if trajectory.obs.dtype == np.uint8 else "<f4"
-            self._rows.begin(self._meta.about() | {"capacity": self._capacity})
-        place = number if number < self._capacity else int(self._rng.integers(number + 1))
-        if place < self._capacity:
-            replaced = place if number >= self._capacity else None
-            self._rows.add(trajectory, self._meta.step_arrays(), episode=number, replaced=replaced)
-        else:
-            self._rows.skip(episode=number)
+        manifest, number = self._manifest, self.seen
+        if number == 0:
+            manifest.obs_dtype = trajectory.obs.dtype.name
+            manifest.has_costs = trajectory.costs is not None
+        kept = manifest.capacity
+        place = number if number < kept else int(self._rng.integers(number + 1))
+        manifest.seen += 1
+        if place >= kept:
+            return
+        replaced = self._rows[place : place + 1]
+        self._in_memory[number] = _copy(trajectory)
+        self._rows[place : place + 1] = [(_IN_MEMORY, 0, len(trajectory), number)]
+        for row in replaced:  # last, as Ctrl-C may come at any line
+            self._in_memory.pop(row[3], None)
+        self._new_bytes += trajectory.obs.nbytes + trajectory.actions.nbytes
+        if self._new_bytes > _FLUSH_BYTES:
+            self.flush()
 
-    def close(self) -> None:
-        """Finish the dataset and put it at `path`; a second call does nothing.
+    def flush(self) -> None:
+        """Write what was added since the last flush as one shard; when it returns, it is durable.
 
         Raises:
-            StorageError: If no trajectory was added (then nothing is left behind), or the dataset
-                cannot be written (then the message says where the rows are).
+            StorageError: If the writer is closed, or the disk is full; then the dataset is as it
+                was, the new trajectories stay in memory, and a later flush tries again.
         """
-        if self._closed:
+        self._check_open()
+        if self._flushed == self.seen:
             return
-        self._closed = True
-        if not self._rows.kept:
-            self._rows.remove()
+        if self._in_memory:
+            data = _shard_bytes(list(self._in_memory.values()))
+            steps = sum(map(len, self._in_memory.values()))
+            number, shard = len(self._manifest.shards), [steps, len(data), zlib.crc32(data)]
+            write_atomically(self.path / _shard_name(number, shard), data)
+            start, placed = 0, {}
+            for episode, trajectory in self._in_memory.items():
+                placed[episode] = (number, start, len(trajectory), episode)
+                start += len(trajectory)
+            rows = [placed.get(row[3], row) for row in self._rows]
+            manifest = replace(self._manifest, shards=[*self._manifest.shards, shard])
+            # In one line, as Ctrl-C may come at any other.
+            self._manifest, self._rows, self._in_memory = manifest, rows, {}
+        first = self._flushed == 0
+        self._save(finished=False)
+        if first:
+            self._remove_other_shards()
+
+    def close(self) -> None:
+        """Flush, and mark the dataset as finished; a second call does nothing.
+
+        Raises:
+            StorageError: If no trajectory was added (then nothing is left behind), or as `flush`.
+        """
+        if not self._lock.release.alive:
+            return
+        if self.seen == 0:
+            self._leave_nothing()
             raise StorageError(
                 "a dataset needs at least one finished episode, but none was added to "
                 f"{self.path}; collect for longer than one episode"
             )
-        try:
-            self._rows.fill_gaps(self._meta.step_arrays())
-            self._describe()
-            if sys.platform == "win32":  # where no folder with an open file can be moved
-                self._rows.close()
-            self._publish()
-        except OSError as error:
-            raise unwritable(self._rows.folder, error) from error
-        finally:
-            self._rows.close()
+        self.flush()
+        self._save(finished=True)
+        self._remove_other_shards()
+        self._lock.release()
 
     def __enter__(self) -> TrajectoryWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self.close()
+            if kind is None or self.seen == 0:
+                self.close()
+            elif self._lock.release.alive:
+                self.flush()
+                kept = len(self._rows)
+                _logger.warning("interrupted: %d trajectories are in %s", kept, self.path)
         except StorageError as error:
             if kind is None:
                 raise
             # What ended the run goes on to the caller; this must not hide it.
-            _logger.error("interrupted, and no dataset was written: %s", error)
+            _logger.error("interrupted, and not all was written: %s", error)
+        finally:
+            self._lock.release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on with this dataset; flushes first, so that all is there.
+
+        It has the size of the manifest: 32 bytes per trajectory kept and about 25 per shard.
+        """
+        if self._lock.release.alive:
+            self.flush()
+        about = asdict(self._manifest)
+        del about["finished"]
+        return about | {"rows": np.array(self._rows, np.int64).reshape(-1, 4)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Cut the dataset on disk back to what a `state_dict` knew; newer shards are removed.
+
+        With the state of its generator, too, the run writes the same dataset as an undisturbed one,
+        bit for bit. A dataset that was closed is open again.
+
+        Raises:
+            MismatchError: If the state is of another env, other sizes or another capacity.
+            StorageError: If shards that it knows are missing; nothing is changed then.
+            CorruptFileError: If one is damaged, or the state is; nothing is changed then.
+        """
+        self._check_open()
+        asked = asdict(self._manifest)
+        for name in ("env_id", "obs_shape", "act_dim", "horizon", "capacity"):
+            if state.get(name) != asked[name]:
+                raise MismatchError(
+                    f"a dataset goes on as it was begun, but {name} of the state for {self.path} "
+                    f"is {state.get(name)!r}, not {asked[name]!r}; repeat the first run's "
+                    "arguments, or choose another path"
+                )
+        about = {name: state[name] for name in state if name != "rows"}
+        manifest, rows = _checked(self.path, about, np.asarray(state.get("rows")))
+        for number in set(rows[:, 0].tolist()):
+            _map_shard(self.path, number, manifest)
+        self._manifest, self._rows = manifest, [tuple(row) for row in rows.tolist()]
+        self._in_memory, self._new_bytes = {}, 0
+        if self._rows:
+            self._save(finished=False)
         else:
-            if kind is not None:
-                kept = self._meta.count
-                _logger.warning("interrupted: %d trajectories are in %s", kept, self.path)
+            self._flushed = 0
+            (self.path / _MANIFEST).unlink(missing_ok=True)
+        self._remove_other_shards()
+
+    def _check_open(self) -> None:
+        if not self._lock.release.alive:
+            raise StorageError(
+                f"trajectories go into an open dataset, but {self.path} is closed; "
+                "write a new one to another path"
+            )
 
     def _check_target(self) -> None:
-        if not self.path.exists():
-            return
-        if not self._overwrite:
+        try:
+            names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        if _MANIFEST in names and not self._overwrite:
             raise StorageError(
-                f"a dataset is written to a new folder, but {self.path} exists; choose another "
+                f"a dataset is written to a new folder, but {self.path} holds one; choose another "
                 "path, remove it, or pass overwrite=True"
             )
-        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else {"a file"}
-        if foreign := sorted(names - FILES):
+        ours = {_MANIFEST, ".lock"}
+        foreign = [n for n in names - ours if not _SHARD.match(n) and not n.startswith(_MANIFEST)]
+        if foreign:
             raise StorageError(
-                f"overwrite=True replaces a dataset and nothing else, but {self.path} holds "
-                f"{', '.join(foreign)}; move that away, or choose another path"
+                f"a dataset is alone in its folder, but {self.path} holds "
+                f"{', '.join(sorted(foreign))}; move that away, or choose another path"
             )
-
-    def _resume(self, found: Mapping[str, Any]) -> None:
-        meta = self._meta
-        if found.get("obs_dtype") not in _OBS_DTYPES or type(found.get("has_costs")) is not bool:
-            raise corrupt(self._rows.folder / JOURNAL, "line 2 describes no dataset")
-        meta.obs_dtype, meta.has_costs = found["obs_dtype"], found["has_costs"]
-        asked = meta.about() | {"capacity": self._capacity}
-        if differing := [name for name in asked if found.get(name) != asked[name]]:
-            raise MismatchError(
-                f"a dataset is continued as it was begun, but {', '.join(differing)} of "
-                f"{self._rows.folder} differ from what was asked: "
-                f"{[found.get(name) for name in differing]} and "
-                f"{[asked[name] for name in differing]}; repeat the first run's arguments, or "
-                "choose another path"
-            )
-        self._rows.drop_torn(meta.step_arrays())
-        meta.seen = self._rows.seen
 
     def _check(self, trajectory: Trajectory) -> None:
-        meta = self._meta
+        manifest = self._manifest
         found = (trajectory.obs.shape[1:], trajectory.actions.shape[1])
-        expected = (tuple(meta.obs_shape), meta.act_dim)
+        expected = (tuple(manifest.obs_shape), manifest.act_dim)
         if found != expected:
             raise ValueError(
                 f"the trajectories of {self.path} have obs_shape {expected[0]} and act_dim "
                 f"{expected[1]}, got {found[0]} and {found[1]}; write another env to another path"
             )
-        if self._rows.about is not None and trajectory.obs.dtype != meta.obs_dtype:
+        if self.seen > 0 and trajectory.obs.dtype != manifest.obs_dtype:
             raise ValueError(
                 f"all trajectories of {self.path} have observations of one dtype, but this one has "
-                f"{trajectory.obs.dtype} and the first had {np.dtype(meta.obs_dtype)}; record "
+                f"{trajectory.obs.dtype} and the first had {manifest.obs_dtype}; record "
                 "uint8 in every episode, or in none"
             )
-        if len(trajectory) > meta.horizon:
+        if len(trajectory) > manifest.horizon:
             raise ValueError(
-                f"the trajectories of {self.path} have at most {meta.horizon} steps, got "
+                f"the trajectories of {self.path} have at most {manifest.horizon} steps, got "
                 f"{len(trajectory)}; open the writer with a longer horizon"
             )
-        if self._rows.about is not None and meta.has_costs != (trajectory.costs is not None):
+        if self.seen > 0 and manifest.has_costs != (trajectory.costs is not None):
             raise ValueError(
                 f"all trajectories of {self.path} have costs or none has, but this one differs "
                 "from the first; record info['cost'] in every episode, or in none"
             )
 
-    def _describe(self) -> None:
-        """Complete the .npy files, now that the number of their rows is known, and add the meta."""
-        meta, folder = self._meta, self._rows.folder
-        kept = sorted(self._rows.kept, key=lambda row: row.row)
-        meta.count = len(kept)
-        for name, numbers in (
-            ("lengths", [row.steps for row in kept]),
-            ("episodes", [row.episode for row in kept]),
-        ):
-            write_at(folder / f"{name}.npy", HEADER_BYTES, np.array(numbers, "<i8").tobytes())
-        for name, (dtype, shape) in meta.arrays().items():
-            path = folder / f"{name}.npy"
-            with open(path, "r+b", buffering=0) as file:
-                write_all(file, _npy_header(dtype, shape))
-                file.truncate(_file_bytes(dtype, shape))
-                os.fsync(file.fileno())
-            meta.crc32[name] = _crc32(path)
-        write_atomically(folder / "meta.json", meta.to_json().encode())
+    def _save(self, *, finished: bool) -> None:
+        meta = asdict(replace(self._manifest, finished=finished)) | {"version": _VERSION}
+        rows = torch.tensor(self._rows, dtype=torch.int64).reshape(-1, 4)
+        save_tensors(self.path / _MANIFEST, kind=_KIND, tensors={"rows": rows}, meta=meta)
+        self._flushed, self._new_bytes = self.seen, 0
 
-    def _publish(self) -> None:
-        """Move the folder to its place; an older dataset there goes only now."""
-        replaced = self.path.with_name(f"{self.path.name}.replaced")
-        if self._overwrite and self.path.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            os.rename(self.path, replaced)
-        os.rename(self._rows.folder, self.path)
-        sync_folder(self.path.parent)
-        (self.path / JOURNAL).unlink()  # not before: it is what a recovery reads
-        shutil.rmtree(replaced, ignore_errors=True)
+    def _remove_other_shards(self) -> None:
+        """Remove the shards of a dataset that was replaced, or of a future that was cut off."""
+        ours = {_shard_name(*numbered) for numbered in enumerate(self._manifest.shards)}
+        try:
+            for entry in self.path.iterdir():
+                if _SHARD.fullmatch(entry.name) and entry.name not in ours:
+                    entry.unlink()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _leave_nothing(self) -> None:
+        """Remove the folder if this writer has made it; a dataset to be replaced stays."""
+        with suppress(OSError):
+            if [entry.name for entry in self.path.iterdir()] == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+        self._lock.release()
 
 
 @final
 class TrajectoryDataset(Sequence[Trajectory]):
     """The trajectories of a folder, memory-mapped: each is a read-only view, read when it is used.
 
-    Opening reads every file once, to compare its checksum.
+    Opening reads every shard once, to compare its checksum. A dataset that is still being written,
+    or whose writer was killed, opens as its last flush left it.
 
     Args:
         path: A folder that `TrajectoryWriter` made.
         env_id: The env that the trajectories must come from; None takes any.
 
     Raises:
-        StorageError: If the dataset is missing or unreadable.
+        StorageError: If the dataset is missing or unreadable, or nothing was flushed yet.
         CorruptFileError: If a file is damaged; the message names it.
         FormatVersionError: If another version of the format wrote it.
         MismatchError: If it comes from another env than `env_id`.
@@ -330,6 +374,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
     """Whether the trajectories have true costs."""
     seen: int
     """Trajectories of the whole run, of which these are a uniform sample."""
+    finished: bool
+    """Whether the writer was closed; if not, the run was cut off or is still going on."""
     episodes: NDArray[np.int64]
     """Serial number of each trajectory among all of the run, from 0. int64 (len(self),)."""
     lengths: NDArray[np.int64]
@@ -337,60 +383,22 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
     def __init__(self, path: str | os.PathLike[str], *, env_id: str | None = None) -> None:
         self.path = Path(path)
-        if not self.path.exists() and (_partial(self.path) / JOURNAL).exists():
-            raise StorageError(
-                f"a dataset must be finished to be opened, but {self.path} is still "
-                f"{_partial(self.path).name}; wait for its writer, or, if that was killed, finish "
-                f"it by TrajectoryDataset.recover({str(self.path)!r})"
-            )
-        meta = _Meta.read(self.path / "meta.json")
-        if env_id not in (None, meta.env_id):
+        manifest, rows = _read_manifest(self.path)
+        if env_id not in (None, manifest.env_id):
             raise MismatchError(
                 f"trajectories must come from the env that they are used for: {self.path} was "
-                f"recorded on {meta.env_id!r}, not on {env_id!r}; record one on {env_id!r}, or "
-                f"ask for {meta.env_id!r}"
+                f"recorded on {manifest.env_id!r}, not on {env_id!r}; record one on {env_id!r}, or "
+                f"ask for {manifest.env_id!r}"
             )
-        self.env_id, self.obs_shape, self.act_dim = meta.env_id, tuple(meta.obs_shape), meta.act_dim
-        self.horizon, self.has_costs, self.seen = meta.horizon, meta.has_costs, meta.seen
-        arrays = {
-            name: _map_array(self.path / f"{name}.npy", dtype, shape, meta.crc32.get(name))
-            for name, (dtype, shape) in meta.arrays().items()
+        self.env_id, self.obs_shape = manifest.env_id, tuple(manifest.obs_shape)
+        self.act_dim, self.horizon = manifest.act_dim, manifest.horizon
+        self.has_costs, self.seen = manifest.has_costs, manifest.seen
+        self.finished = manifest.finished
+        self._shards = {
+            number: _map_shard(self.path, number, manifest) for number in set(rows[:, 0].tolist())
         }
-        self.lengths = np.array(arrays.pop("lengths"))
-        self.episodes = np.array(arrays.pop("episodes"))
-        self._steps = arrays
-        if self.lengths.min() < 1 or self.lengths.max() > self.horizon:
-            raise corrupt(
-                self.path / "lengths.npy", f"its lengths are not all in [1, {self.horizon}]"
-            )
-
-    @classmethod
-    def recover(cls, path: str | os.PathLike[str], *, overwrite: bool = False) -> TrajectoryDataset:
-        """Finish what a killed run left in `<path>.partial`, and open it.
-
-        Args:
-            path: Where the dataset should have been.
-            overwrite: Replace the dataset at `path`, if the killed run was to do so.
-
-        Raises:
-            StorageError: If there is nothing to finish, or a writer is still at work on it.
-            CorruptFileError, FormatVersionError: If what is there is damaged.
-        """
-        journal = _partial(Path(path)) / JOURNAL
-        found, _ = read_journal(journal, kind=UNFINISHED)
-        if not found:
-            raise StorageError(
-                f"a dataset needs at least one finished episode, but {journal.parent} has none; "
-                "collect for longer than one episode"
-            )
-        about = {name: value for name, value in found[0].items() if name not in _FROM_FIRST}
-        options: dict[str, Any] = {"rng": np.random.default_rng(0), "overwrite": overwrite}
-        try:
-            writer = TrajectoryWriter(path, **about, **options, resume=True)
-        except (TypeError, ValueError) as error:
-            raise corrupt(journal, f"line 2 describes no dataset ({error})") from error
-        writer.close()
-        return cls(path)
+        self._places = rows[:, :2]  # shard and first step
+        self.lengths, self.episodes = rows[:, 2], rows[:, 3]
 
     def __len__(self) -> int:
         """Trajectories in the dataset."""
@@ -405,122 +413,147 @@ class TrajectoryDataset(Sequence[Trajectory]):
     def __getitem__(self, index: int | slice) -> Trajectory | list[Trajectory]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        length = self.lengths[index]
-        return Trajectory(**{name: rows[index, :length] for name, rows in self._steps.items()})
+        number, start = self._places[index].tolist()
+        steps = slice(start, start + int(self.lengths[index]))
+        return Trajectory(**{name: all_[steps] for name, all_ in self._shards[number].items()})
 
 
 @dataclass
-class _Meta:
-    """What `meta.json` says of a dataset; the writer fills it in."""
+class _Manifest:
+    """What the manifest says beside the rows of the sample."""
 
     env_id: str
     obs_shape: list[int]
     act_dim: int
     horizon: int
-    obs_dtype: str = "<f4"
-    """The first trajectory's; all others are float32."""
-    count: int = 0
-    """Trajectories in the dataset."""
-    seen: int = 0
+    capacity: int
+    obs_dtype: str = "float32"
+    """The first trajectory's; all other arrays are float32."""
     has_costs: bool = False
-    crc32: dict[str, int] = field(default_factory=dict)
-    """Checksum of each .npy file."""
+    seen: int = 0
+    finished: bool = False
+    shards: list[list[int]] = field(default_factory=list)
+    """Steps, bytes and crc32 of each shard that was ever flushed."""
 
-    @classmethod
-    def read(cls, path: Path) -> _Meta:
-        data = read_bytes(path, max_bytes=1 << 20)
-        try:
-            top = json.loads(data)
-            version, about = top["version"], top["dataset"]
-            check_format(path, top["format"], version, expected=_FORMAT, versions=(1, _VERSION))
-            intact = _meta_json(version, about).encode() == data
-            if version == 1:
-                about = {**about, "obs_shape": [about["obs_dim"]]}
-                del about["obs_dim"]
-            meta = cls(**about)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            finding = f"it describes no dataset ({type(error).__name__}: {error})"
-            raise corrupt(path, finding) from error
-        if not intact:
-            raise corrupt(path, "its contents do not match its crc32")
-        if not (type(meta.obs_shape) is list and 1 <= len(meta.obs_shape) <= _MAX_AXES):
-            raise corrupt(path, f"obs_shape is no list of 1 to {_MAX_AXES} sizes")
-        sizes = [*meta.obs_shape, meta.act_dim, meta.horizon, meta.count, meta.seen]
-        if not all(type(size) is int and size > 0 for size in sizes):
-            raise corrupt(
-                path, "obs_shape, act_dim, horizon, count, seen are not all positive integers"
+    def arrays(self, steps: int) -> dict[str, tuple[str, list[int]]]:
+        """Dtype and shape of the arrays of a shard, by the names of `Trajectory`."""
+        arrays = {
+            "obs": (self.obs_dtype, [steps, *self.obs_shape]),
+            "actions": ("float32", [steps, self.act_dim]),
+        }
+        return arrays | ({"costs": ("float32", [steps])} if self.has_costs else {})
+
+
+def _read_manifest(folder: Path) -> tuple[_Manifest, NDArray[np.int64]]:
+    path = folder / _MANIFEST
+    if folder.is_dir() and not path.exists():
+        if (folder / "meta.json").exists():
+            raise FormatVersionError(
+                f"this pbcrl reads version {_VERSION} of datasets, but {folder} has a meta.json, "
+                "as version 1 and 2 had; use the pbcrl that wrote it, or collect its episodes again"
             )
-        if type(meta.has_costs) is not bool or type(meta.crc32) is not dict:
-            raise corrupt(path, "has_costs is no boolean, or crc32 no table of checksums")
-        if meta.obs_dtype not in _OBS_DTYPES:
-            raise corrupt(path, f"obs_dtype is not one of {', '.join(_OBS_DTYPES)}")
-        return meta
-
-    def to_json(self) -> str:
-        return _meta_json(_VERSION, asdict(self))
-
-    def about(self) -> dict[str, Any]:
-        """What is known from the first trajectory on."""
-        return {k: v for k, v in asdict(self).items() if k not in ("count", "seen", "crc32")}
-
-    def step_arrays(self) -> StepArrays:
-        """Dtype and shape of one trajectory's row in each array, by the names of `Trajectory`."""
-        arrays: StepArrays = {
-            "obs": (self.obs_dtype, (self.horizon, *self.obs_shape)),
-            "actions": ("<f4", (self.horizon, self.act_dim)),
-        }
-        return arrays | ({"costs": ("<f4", (self.horizon,))} if self.has_costs else {})
-
-    def arrays(self) -> StepArrays:
-        """Dtype and shape of all arrays; the file is `<name>.npy`."""
-        steps = {
-            name: (dtype, (self.count, *row)) for name, (dtype, row) in self.step_arrays().items()
-        }
-        return steps | {"lengths": ("<i8", (self.count,)), "episodes": ("<i8", (self.count,))}
+        raise StorageError(
+            f"a dataset has at least one flushed episode, but {folder} has no {_MANIFEST}; wait "
+            "for its writer, check the path, or collect again"
+        )
+    tensors, meta = load_tensors(path, kind=_KIND)
+    check_format(path, _KIND, meta.pop("version", None), expected=_KIND, versions=(_VERSION,))
+    with described_by(path):
+        rows = tensors["rows"].numpy()
+    manifest, rows = _checked(path, meta, rows)
+    if len(rows) == 0:
+        raise corrupt(path, "it has no rows")
+    return manifest, rows
 
 
-def _meta_json(version: int, about: object) -> str:
-    crc32 = zlib.crc32(json.dumps(about).encode())
-    top = {"format": _FORMAT, "version": version, "crc32": crc32, "dataset": about}
-    return json.dumps(top, indent=2) + "\n"
+def _checked(
+    path: Path, about: Mapping[str, Any], rows: NDArray[Any]
+) -> tuple[_Manifest, NDArray[np.int64]]:
+    """A manifest whose parts fit each other; what is claimed may still not be on disk."""
+    with described_by(path):
+        made = _Manifest(**about)
+        sizes = [made.act_dim, made.horizon, made.capacity, *made.obs_shape]
+        if not (
+            type(made.env_id) is str
+            and type(made.obs_shape) is list
+            and 1 <= len(made.obs_shape) <= _MAX_AXES
+            and all(type(size) is int and size > 0 for size in sizes)
+            and type(made.seen) is int
+            and 0 <= made.seen < 2**62
+            and type(made.has_costs) is type(made.finished) is bool
+            and made.obs_dtype in ("float32", "uint8")
+        ):
+            raise ValueError(f"these sizes and names describe no trajectories: {made}"[:500])
+        shards = np.array(made.shards, np.int64).reshape(-1, 3)
+        if shards.tolist() != made.shards or (shards < 0).any() or (shards[:, 0] < 1).any():
+            raise ValueError("its shards have no steps, bytes and crc32")
+        if rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[1] != 4:
+            raise ValueError(f"rows {rows.dtype} {rows.shape} are no table of int64 (n, 4)")
+        number, start, steps, episode = rows.T
+        if (
+            len(rows) > min(made.capacity, made.seen)
+            or (rows < 0).any()
+            or (number >= len(shards)).any()
+            or (steps < 1).any()
+            or (steps > made.horizon).any()
+            or (start > shards[number, 0] - steps).any()
+            or (episode >= made.seen).any()
+            or len(np.unique(episode)) < len(rows)
+        ):
+            raise ValueError("its rows do not lie in its shards")
+    return made, rows
 
 
-def _partial(path: Path) -> Path:
-    """Where the dataset `path` is while it is being written."""
-    return path.with_name(f"{path.name}.partial")
+def _shard_name(number: int, shard: Sequence[int]) -> str:
+    """With its checksum, so that no shard of another dataset has the same name."""
+    return f"{number:06d}-{shard[2]:08x}.safetensors"
 
 
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The start of the .npy file of an array (NumPy's format 1.0)."""
-    text = repr({"descr": dtype, "fortran_order": False, "shape": shape})
-    start = b"\x93NUMPY\x01\x00" + struct.pack("<H", HEADER_BYTES - 10)
-    return (start + text.encode()).ljust(HEADER_BYTES - 1) + b"\n"
+def _shard_bytes(trajectories: Sequence[Trajectory]) -> bytes:
+    names = ["obs", "actions"] + ([] if trajectories[0].costs is None else ["costs"])
+    arrays = {name: np.concatenate([getattr(t, name) for t in trajectories]) for name in names}
+    return safetensors.numpy.save(arrays)
 
 
-def _file_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return HEADER_BYTES + array_bytes(dtype, shape)
-
-
-def _map_array(path: Path, dtype: str, shape: tuple[int, ...], crc32: object) -> NDArray[Any]:
-    """Map an array after checking that the file is exactly the one that the meta data describe."""
+def _map_shard(folder: Path, number: int, manifest: _Manifest) -> dict[str, NDArray[Any]]:
+    """Map the arrays of a shard, after checking that the file is the one that was written."""
+    steps, num_bytes, crc32 = shard = manifest.shards[number]
+    path = folder / _shard_name(number, shard)
+    expected = manifest.arrays(steps)
     try:
-        found_bytes = path.stat().st_size
-        # Before anything is mapped, so that no claimed size is believed.
-        if found_bytes != _file_bytes(dtype, shape):
-            raise corrupt(
-                path, f"it has {found_bytes} bytes and is not the {dtype} array of shape {shape}"
-            )
-        if _crc32(path) != crc32:
-            raise corrupt(path, "its contents do not match its crc32")
-        return np.memmap(path, dtype, mode="r", offset=HEADER_BYTES, shape=shape)
+        with open_regular(path) as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            # Before anything is read or mapped, so that no claimed size is believed.
+            if found_bytes != num_bytes:
+                raise corrupt(path, f"it has {found_bytes} bytes, not {num_bytes}")
+            if _crc32(file) != crc32:
+                raise corrupt(path, "its contents do not match its crc32")
+            file.seek(0)
+            header_bytes = int.from_bytes(file.read(8), "little")
+            header = file.read(min(header_bytes, _MAX_HEADER_BYTES))
+        data = np.memmap(path, np.uint8, mode="r")[8 + header_bytes :]
     except OSError as error:
         raise unreadable(path, error) from error
+    mapped = {}
+    with described_by(path):
+        about = json.loads(header)
+        for name, (dtype, shape) in expected.items():
+            start, end = about[name]["data_offsets"]
+            if not 0 <= start <= end <= len(data):
+                raise ValueError(f"{name} from {start} to {end} of {len(data)} bytes")
+            mapped[name] = data[start:end].view(dtype).reshape(shape)
+    return mapped
 
 
-def _crc32(path: Path) -> int:
+def _crc32(file: BufferedReader) -> int:
     """Checksum of a file of any size; crc32 finds every accident worth naming, at disk speed."""
     crc32 = 0
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            crc32 = zlib.crc32(block, crc32)
+    while block := file.read(1 << 20):
+        crc32 = zlib.crc32(block, crc32)
     return crc32
+
+
+def _copy(trajectory: Trajectory) -> Trajectory:
+    """Its arrays may be rows of a buffer that is used again."""
+    costs = None if trajectory.costs is None else trajectory.costs.copy()
+    return Trajectory(trajectory.obs.copy(), trajectory.actions.copy(), costs)

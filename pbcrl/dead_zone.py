@@ -1,7 +1,7 @@
 """The dead zone δ above the learned limit: fixed, or moved until predicted violations match labels.
 
-It knows two violation rates and nothing of the cost model; fine-tuning the model with the new δ is
-what closes the loop.
+It depends on two violation rates alone, not on the cost model; fine-tuning the model with the new δ
+is what closes the loop.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pbcrl.trajectory import Trajectory
 
 
 class CostModelEnsemble(LearnedCost):
-    r"""The mean of M cost models, made dearer by κ standard deviations where they disagree.
+    r"""The mean of M cost models, plus κ standard deviations where they disagree.
 
     .. math:: c(s, a) = mean_m c_m(s, a) + κ sd_m(c_m(s, a) - limit_m / horizon)
 
@@ -67,32 +67,32 @@ class CostModelEnsemble(LearnedCost):
     @property
     def learned_limit(self) -> float:
         """Mean of the members' limits, per trajectory."""
-        return math.fsum(member.learned_limit for member in self.models()) / self.num_members
+        return math.fsum(member.learned_limit for member in self._models()) / self.num_members
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the pessimistic cost of each step: (..., *obs_shape), (..., act_dim) -> (...,)."""
-        cost = torch.stack([member(obs, actions) for member in self.models()])  # (M, ...)
+        cost = torch.stack([member(obs, actions) for member in self._models()])  # (M, ...)
         mean = cost.mean(dim=0)
         if self.pessimism == 0:
             return mean
         excess = torch.stack(
-            [one - model.limit_per_step() for one, model in zip(cost, self.models(), strict=True)]
+            [one - model.limit_per_step() for one, model in zip(cost, self._models(), strict=True)]
         )
         return mean + self.pessimism * excess.std(dim=0, correction=0)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return each member's C_ψ minus its own limit, without pessimism, (M, B)."""
-        return torch.cat([member.member_excess(obs, actions, mask) for member in self.models()])
+        return torch.cat([member.member_excess(obs, actions, mask) for member in self._models()])
 
     def prorate(self, horizon: int) -> None:
         """Let every member's limit hold for longer or shorter trajectories."""
-        for member in self.models():
+        for member in self._models():
             member.prorate(horizon)
         self.horizon = horizon
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, the same for all members."""
-        first, *others = self.models()
+        first, *others = self._models()
         first.fit_input_scale(trajectories)
         for member in others:
             member.input_mean.copy_(first.input_mean)
@@ -101,9 +101,9 @@ class CostModelEnsemble(LearnedCost):
     def save(self, path: str | os.PathLike[str], **info: float | int | str | None) -> None:
         """Write all members to one safetensors file, atomically; see `CostModel.save`."""
         config = {
-            "members": [member.config() for member in self.models()],
+            "members": [member.config() for member in self._models()],
             "pessimism": self.pessimism,
-            # A version that does not know of ensembles refuses them by these.
+            # A version from before there were ensembles refuses them by these.
             "aggregation": "sum of mean + pessimism * sd",
             "learned_limit": self.learned_limit,
         }
@@ -118,7 +118,7 @@ class CostModelEnsemble(LearnedCost):
 
         Args:
             path: File to read.
-            nets: One module per member, if they had networks of their own.
+            nets: One module per member, if they had custom networks.
 
         Raises:
             StorageError: If the file is missing, damaged, of another version or of another kind,
@@ -134,7 +134,7 @@ class CostModelEnsemble(LearnedCost):
             configs = config["members"]
             if nets is not None and len(nets) != len(configs):
                 raise MismatchError(
-                    f"each member takes a network of its own: {path} has {len(configs)} members, "
+                    f"each member takes a custom network: {path} has {len(configs)} members, "
                     f"got {len(nets)} networks; pass one module per member"
                 )
             members = []
@@ -147,8 +147,7 @@ class CostModelEnsemble(LearnedCost):
                 members.append(CostModel.from_config(path, member, own, net=net))
             return cls(members, pessimism=config["pessimism"]), dict(meta["info"])
 
-    def models(self) -> list[CostModel]:
-        """Return the members."""
+    def _models(self) -> list[CostModel]:
         return [member for member in self.members if isinstance(member, CostModel)]
 
 
@@ -157,7 +156,7 @@ def load_cost_model(path: str | os.PathLike[str]) -> tuple[LearnedCost, dict[str
 
     Raises:
         StorageError: If the file is missing, damaged, of another version or of another kind, or
-            holds a network of one's own.
+            holds a custom network.
     """
     _, meta = load_tensors(path, kind=KIND)
     with described_by(path):

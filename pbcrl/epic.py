@@ -1,6 +1,7 @@
 """EPIC distance of two step costs: do they ask the same of a policy, whatever policy is trained.
 
-Compares costs as functions of (s, a, s'), in torch; knows nothing of cost models, labels or limits.
+Compares costs as functions of (s, a, s'), in torch; does not depend on cost models, labels or
+limits.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pbcrl.distributions import undefined
 from pbcrl.errors import NonFiniteError
+from pbcrl.metrics import undefined
 
 StepCost = Callable[[Tensor, Tensor, Tensor], Tensor]
 """c(s, a, s'): (B, ...), (B, act_dim) and (B, ...) to costs (B,)."""
@@ -51,7 +52,7 @@ def epic_distance(
     of *arriving* there are then the same, since they differ by the shaping with Φ = f.
 
     **It cannot see the limit.** A constant per step moves the learned limit and leaves the distance
-    as it is; for that there are `violation_gap` and its kin.
+    as it is; for that there is `metrics.violation_gap`.
 
     Args:
         first: c_1(s, a, s'); for a cost model `lambda obs, actions, next_obs: model(obs, actions)`.

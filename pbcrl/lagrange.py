@@ -1,9 +1,9 @@
 """The Lagrange multiplier λ: the price of cost, raised while the limit is exceeded.
 
-Four rules move it, by what they make of J - limit, the excess of the mean episode cost:
-`LagrangeMultiplier` (Adam, the default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and
-`PIDMultiplier`. Plain Python floats, no tensors: they know one mean episode cost and one limit per
-iteration. None divides by the limit, which is 0 for a learned cost.
+Four rules move it by J - limit, the excess of the mean episode cost: `LagrangeMultiplier` (Adam, the
+default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`. They take plain
+Python floats, one mean episode cost and one limit per iteration, and no tensors. None divides by the
+limit, which is 0 for a learned cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loss of preference-based constraint inference (PbCI): preference, safety and SNR terms.
 
-Pure functions of (B,) tensors of trajectory costs and labels. They know nothing of trajectories,
-networks or optimisers, so they can be lifted into any project. A label may be NaN, "not given":
+Pure functions of (B,) tensors of trajectory costs and labels, which depend on nothing else of this
+package, so that they fit into any project. A label may be NaN, "not given":
 such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
 logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart, and
 at least in float32, because sums over a batch pass the largest float16.
@@ -66,9 +66,10 @@ def pbci_loss(
         The total and the three terms.
 
     Raises:
-        TypeError: If the costs are not floating point.
+        TypeError: If an input is no tensor, or the costs are not floating point.
         ValueError: If the shapes differ, a label is outside [0, 1], or an option is out of range.
     """
+    _require_tensors(first_safe, second_safe)
     pair_term = preference_loss(first_cost, second_cost, preference)
     _check_labels("first_safe", first_safe, first_cost)
     _check_labels("second_safe", second_safe, second_cost)
@@ -96,9 +97,10 @@ def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor)
         Mean over the pairs that have a preference, in nats; 0 if there are none. 0-d.
 
     Raises:
-        TypeError: If the costs are not floating point.
+        TypeError: If an input is no tensor, or the costs are not floating point.
         ValueError: If the shapes differ or a preference is outside [0, 1].
     """
+    _require_tensors(first_cost, second_cost, preference)
     if first_cost.shape != second_cost.shape:
         raise ValueError(
             "first_cost and second_cost must have one entry per pair: got shapes "
@@ -131,7 +133,7 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
         Mean over the labelled trajectories, in nats; 0 if there are none. 0-d.
 
     Raises:
-        TypeError: If `cost` is not floating point.
+        TypeError: If an input is no tensor, or `cost` is not floating point.
         ValueError: If the shapes differ, a label is outside [0, 1], or `dead_zone` is negative or
             not finite.
     """
@@ -139,6 +141,7 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
         raise ValueError(
             f"dead_zone must be >= 0 and finite, got {dead_zone}; use 0 for plain Bradley-Terry"
         )
+    _require_tensors(cost, safe)
     given = _check_labels("safe", safe, cost)
     cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
@@ -176,7 +179,7 @@ def snr_loss(
         The weighted term, <= 0; 0 if no preference is given. 0-d.
 
     Raises:
-        TypeError: If `cost` is not floating point.
+        TypeError: If an input is no tensor, or `cost` is not floating point.
         ValueError: If there are not two costs per preference, a preference is outside [0, 1],
             `snr_weight` is negative or not finite, or `max_std` is not positive.
     """
@@ -188,6 +191,7 @@ def snr_loss(
         raise ValueError(
             f"max_std must be > 0, got {max_std}; use None for no bound, snr_weight=0 for no term"
         )
+    _require_tensors(cost, preference)
     if preference.ndim != 1 or cost.shape != (2 * len(preference),):
         raise ValueError(
             "snr_loss needs the costs of both members of every pair: got cost of shape "
@@ -208,6 +212,16 @@ def snr_loss(
 
 def _wide(cost: Tensor) -> Tensor:
     return cost.float() if cost.dtype in (torch.float16, torch.bfloat16) else cost
+
+
+def _require_tensors(*given: object) -> None:
+    for values in given:
+        if not isinstance(values, Tensor):
+            raise TypeError(
+                "a loss takes tensors, whose gradient leads to the costs, got "
+                f"{type(values).__name__}; convert labels by torch.as_tensor, and keep costs as "
+                "the model returned them"
+            )
 
 
 def _check_labels(name: str, label: Tensor, cost: Tensor) -> Tensor:

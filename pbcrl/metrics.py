@@ -1,35 +1,27 @@
 """How well a learned cost agrees with the true one, on trajectories that it was not trained on.
 
-Judgement, order and probability: is a trajectory judged as it is, are pairs ordered as they are,
-do the model's probabilities come true. `distributions.py` compares the costs as a whole, `epic.py`
-compares step costs as functions.
+First judgement, order and probability: is a trajectory judged as it is, are pairs ordered as they
+are, do the model's probabilities come true. Then the distributions of the costs, tails above all,
+whatever trajectory got which cost. `epic.py` compares step costs as functions.
 
 Inputs are (n,) arrays of trajectory costs, learned and true of the same n trajectories in the same
 order; all arithmetic is float64. A trajectory is safe if its true cost C <= d, and judged safe if
 its learned cost Ĉ <= the learned limit, 0 unless said otherwise. A measure that the input leaves
 undefined (no trajectory, one class only, no spread) is NaN, with one `RuntimeWarning`; costs that
-are NaN or infinite are refused. It knows nothing of cost models.
+are NaN or infinite are refused. Does not depend on cost models.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.distributions import (
-    Costs,
-    check_both,
-    check_costs,
-    check_limits,
-    cvar_error,
-    has_spread,
-    skewness,
-    tail_quantile_error,
-    undefined,
-    w2_scaled,
-    w2_zscored,
-    wasserstein2,
-)
+from pbcrl.errors import NonFiniteError
+
+Costs = NDArray[np.float64]
 
 _REPORT = (
     "accuracy",
@@ -74,8 +66,8 @@ def cost_model_report(
         ValueError: If the shapes differ or are not (n,), or a limit is not finite.
         NonFiniteError: If a cost is NaN or infinite.
     """
-    learned, true = check_both(learned_cost, true_cost)
-    check_limits(cost_limit, learned_limit)
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
     if not len(true):
         nothing = undefined("the cost model report", "there is no trajectory")
         return dict.fromkeys(_REPORT, nothing)
@@ -124,8 +116,8 @@ def balanced_accuracy(
 
 def base_rate(true_cost: ArrayLike, cost_limit: float) -> float:
     """Accuracy of the best constant answer: the share of the commoner class, in [0.5, 1]."""
-    check_limits(cost_limit, 0.0)
-    unsafe = _mean("base_rate", check_costs("true_cost", true_cost) > cost_limit)
+    _check_limits(cost_limit, 0.0)
+    unsafe = _mean("base_rate", _check_costs("true_cost", true_cost) > cost_limit)
     return max(unsafe, 1 - unsafe)
 
 
@@ -153,8 +145,8 @@ def auroc(learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float) -> f
     The area under the ROC curve, in [0, 1]: how well *some* learned limit could tell safe from
     unsafe, wherever the model has put its own. Equal learned costs count half; guessing gives 0.5.
     """
-    learned, true = check_both(learned_cost, true_cost)
-    check_limits(cost_limit, 0.0)
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, 0.0)
     safe = true <= cost_limit
     if safe.all() or not safe.any():
         return undefined("auroc", "it needs both safe and unsafe trajectories")
@@ -169,14 +161,14 @@ def pair_accuracy(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
 
     A pair with equal learned costs counts half, so that a constant cost scores 0.5 like any guess.
     """
-    learned, true = check_both(learned_cost, true_cost)
+    learned, true = _check_both(learned_cost, true_cost)
     order = np.argsort(true)
     learned, true = learned[order], true[order]
     pairs, agree = 0, 0.0
-    for cost, first_dearer in zip(learned, np.searchsorted(true, true, side="right"), strict=True):
-        dearer = learned[first_dearer:]
-        pairs += len(dearer)
-        agree += np.sum(dearer > cost) + np.sum(dearer == cost) / 2
+    for cost, first_higher in zip(learned, np.searchsorted(true, true, side="right"), strict=True):
+        higher = learned[first_higher:]
+        pairs += len(higher)
+        agree += np.sum(higher > cost) + np.sum(higher == cost) / 2
     if not pairs:
         return undefined("pair_accuracy", "no two trajectories differ in true cost")
     return float(agree / pairs)
@@ -187,8 +179,8 @@ def spearman(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
 
     NaN, with a warning, if either cost is constant.
     """
-    learned, true = check_both(learned_cost, true_cost)
-    if not (has_spread(learned) and has_spread(true)):
+    learned, true = _check_both(learned_cost, true_cost)
+    if not (_has_spread(learned) and _has_spread(true)):
         return undefined("spearman", "the learned or the true costs have no spread")
     return float(np.corrcoef(_ranks(learned), _ranks(true))[0, 1])
 
@@ -247,8 +239,8 @@ def safety_calibration_error(
     That is the probability of the safety loss without a dead zone (Eq. 7). A dead zone shifts the
     unsafe costs up on purpose, so that "safe" is then predicted too seldom.
     """
-    learned, true = check_both(learned_cost, true_cost)
-    check_limits(cost_limit, learned_limit)
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
     if not len(true):
         return undefined("safety_calibration_error", "there is no trajectory")
     return expected_calibration_error(
@@ -263,7 +255,7 @@ def preference_calibration_error(
 
     Over all pairs of different trajectories, each in both orders; equal true costs are a tie, 0.5.
     """
-    learned, true = check_both(learned_cost, true_cost)
+    learned, true = _check_both(learned_cost, true_cost)
     n = len(true)
     if n < 2:
         return undefined("preference_calibration_error", "there is no pair of trajectories")
@@ -276,6 +268,121 @@ def preference_calibration_error(
     return float(np.abs(gaps).sum() / (n * (n - 1)))
 
 
+def wasserstein2(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
+    """2-Wasserstein distance of the two cost distributions as they are, in units of cost, >= 0.
+
+    In one dimension the best transport matches sorted samples: the root mean square of the sorted
+    differences. It says nothing about *which* trajectory got which cost.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    if not len(true):
+        return undefined("wasserstein2", "there is no trajectory")
+    return float(np.sqrt(np.mean((np.sort(learned) - np.sort(true)) ** 2)))
+
+
+def w2_scaled(
+    learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float, *, learned_limit: float = 0.0
+) -> float:
+    """`wasserstein2` after removing the learned cost's arbitrary scale, in units of true cost.
+
+    The learned cost becomes d + (sd(C) / sd(Ĉ)) (Ĉ - learned_limit): "the learned limit means d" is
+    kept, so a misplaced limit still shows. NaN, with a warning, if the learned costs are all equal.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
+    if not _has_spread(learned):
+        return undefined("w2_scaled", "the learned costs have no spread")
+    return wasserstein2(_match_scale(learned, true, cost_limit, learned_limit), true)
+
+
+def w2_zscored(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
+    """`wasserstein2` of both costs at mean 0 and standard deviation 1: the shape alone, in [0, √2].
+
+    NaN, with a warning, if either cost is constant.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    if not (_has_spread(learned) and _has_spread(true)):
+        return undefined("w2_zscored", "the learned or the true costs have no spread")
+    return wasserstein2(
+        (learned - learned.mean()) / learned.std(), (true - true.mean()) / true.std()
+    )
+
+
+def skewness(cost: ArrayLike) -> float:
+    """Third standardised moment of the costs, without bias correction; > 0 is a long right tail."""
+    costs = _check_costs("cost", cost)
+    if not _has_spread(costs):
+        return undefined("skewness", "the costs have no spread")
+    return float(np.mean(((costs - costs.mean()) / costs.std()) ** 3))
+
+
+def tail_quantile_error(
+    learned_cost: ArrayLike,
+    true_cost: ArrayLike,
+    cost_limit: float,
+    *,
+    learned_limit: float = 0.0,
+    quantile: float = 0.95,
+) -> float:
+    """Upper quantile of the learned minus that of the true cost; < 0 if the tail is too short.
+
+    In units of true cost, on the scale of `w2_scaled`; NaN, with a warning, where that is.
+    """
+    if not 0 <= quantile <= 1:
+        raise ValueError(f"quantile must lie in [0, 1], got {quantile}")
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
+    if not _has_spread(learned):
+        return undefined("tail_quantile_error", "the learned costs have no spread")
+    scaled = _match_scale(learned, true, cost_limit, learned_limit)
+    return float(np.quantile(scaled, quantile) - np.quantile(true, quantile))
+
+
+def conditional_value_at_risk(cost: ArrayLike, *, quantile: float = 0.95) -> float:
+    r"""Mean of the largest costs, a share 1 - `quantile` of all (Rockafellar and Uryasev 2000).
+
+    .. math:: CVaR_q(C) = min_z z + E[max(0, C - z)] / (1 - q)
+
+    `quantile=0` is the mean; towards 1 it becomes the maximum. Where the share is no whole number
+    of costs, the smallest of them counts in part. NaN, with a warning, if there is no cost.
+
+    Raises:
+        ValueError: If `quantile` is outside [0, 1).
+    """
+    if not 0 <= quantile < 1:
+        raise ValueError(
+            f"quantile must lie in [0, 1), got {quantile}; 0.95 is the mean of the worst 5 %"
+        )
+    costs = _check_costs("cost", cost)
+    if not len(costs):
+        return undefined("conditional_value_at_risk", "there is no trajectory")
+    value_at_risk = np.quantile(costs, quantile, method="inverted_cdf")  # a minimiser
+    return float(value_at_risk + np.maximum(0, costs - value_at_risk).mean() / (1 - quantile))
+
+
+def cvar_error(
+    learned_cost: ArrayLike,
+    true_cost: ArrayLike,
+    cost_limit: float,
+    *,
+    learned_limit: float = 0.0,
+    quantile: float = 0.95,
+) -> float:
+    """`conditional_value_at_risk` of the learned minus that of the true cost; < 0 is too light.
+
+    In units of true cost, on the scale of `w2_scaled`; NaN, with a warning, where that is. Unlike a
+    quantile it sees how far the tail reaches.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
+    if not _has_spread(learned):
+        return undefined("cvar_error", "the learned costs have no spread")
+    scaled = _match_scale(learned, true, cost_limit, learned_limit)
+    return conditional_value_at_risk(scaled, quantile=quantile) - conditional_value_at_risk(
+        true, quantile=quantile
+    )
+
+
 def bias(mean_true_cost: float, cost_limit: float) -> float:
     """|mean true episode cost - d| at the end of training: how far off the limit the policy is."""
     return abs(mean_true_cost - cost_limit)
@@ -285,8 +392,8 @@ def _judge(
     learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float, learned_limit: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Judged safe, and safe; both bool (n,)."""
-    learned, true = check_both(learned_cost, true_cost)
-    check_limits(cost_limit, learned_limit)
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
     return learned <= learned_limit, true <= cost_limit
 
 
@@ -312,3 +419,57 @@ def _ranks(costs: Costs) -> Costs:
     _, inverse, counts = np.unique(costs, return_inverse=True, return_counts=True)
     last: Costs = np.cumsum(counts).astype(np.float64)
     return (last - (counts - 1) / 2)[inverse]
+
+
+def _match_scale(learned: Costs, true: Costs, cost_limit: float, learned_limit: float) -> Costs:
+    scaled: Costs = cost_limit + true.std() / learned.std() * (learned - learned_limit)
+    return scaled
+
+
+def _check_both(learned_cost: ArrayLike, true_cost: ArrayLike) -> tuple[Costs, Costs]:
+    """Return both as float64 (n,), finite and equally many."""
+    learned, true = _check_costs("learned_cost", learned_cost), _check_costs("true_cost", true_cost)
+    if len(learned) != len(true):
+        raise ValueError(
+            "learned_cost and true_cost must be of the same trajectories in the same order: got "
+            f"{len(learned)} and {len(true)} of them; score every held-out trajectory once"
+        )
+    return learned, true
+
+
+def _check_costs(name: str, cost: ArrayLike) -> Costs:
+    """Return the costs as float64 (n,), all finite."""
+    costs = np.asarray(cost, dtype=np.float64)
+    if costs.ndim != 1:
+        raise ValueError(
+            f"{name} must have shape (n,), one cost per trajectory, got {costs.shape}; "
+            "sum the step costs of each trajectory"
+        )
+    if not np.isfinite(costs).all():
+        raise NonFiniteError(
+            f"{name} must be finite, got {int((~np.isfinite(costs)).sum())} NaN or infinite "
+            f"entries of {len(costs)}; the cost model has diverged, or the trajectories are damaged"
+        )
+    return costs
+
+
+def _check_limits(cost_limit: float, learned_limit: float) -> None:
+    """Refuse limits that are not finite."""
+    for name, limit in (("cost_limit", cost_limit), ("learned_limit", learned_limit)):
+        if not math.isfinite(limit):
+            raise ValueError(
+                f"{name} must be finite to tell safe from unsafe, got {limit}; "
+                "there is nothing to measure without a limit"
+            )
+
+
+def _has_spread(costs: Costs) -> bool:
+    """Say whether the costs differ by more than rounding."""
+    # Both: rounding gives equal costs a tiny standard deviation, underflow gives close ones none.
+    return len(costs) > 0 and bool(costs.max() > costs.min() and costs.std() > 0)
+
+
+def undefined(name: str, why: str) -> float:
+    """Warn that a measure is undefined, and return NaN."""
+    warnings.warn(f"{name} is undefined, because {why}; returning NaN", RuntimeWarning, 3)
+    return math.nan

@@ -1,11 +1,12 @@
 """From the steps of environments to whole episodes, single and vectorised, without a cost model.
 
 Gymnasium hands out the last step of an episode in different places, depending on how the envs
-reset themselves; what reads `infos` here hides that. Knows nothing of models, labels or training.
+reset themselves; what reads `infos` here hides that. Does not depend on models, labels or training.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from pbcrl.trajectory import FloatArray, Trajectory
 BoolArray = NDArray[np.bool_]
 
 _FIRST_CAPACITY = 128
+_ENDLESS = 100_000  # steps
+_MANY_RESETS = 10
 
 
 def finished_trajectories(infos: Mapping[str, Any]) -> list[Trajectory]:
@@ -66,7 +69,7 @@ def step_costs(
 
     Raises:
         MissingCostError: If some valid rows report a cost and others do not.
-        ValueError: If a reported cost is not one number per env.
+        ValueError: If a reported cost is not one number per env, or negative.
     """
     costs = np.zeros(num_envs, np.float32)
     reported = np.zeros(num_envs, np.bool_)
@@ -92,11 +95,12 @@ def step_costs(
     return np.where(reported, costs, np.float32(0))
 
 
-def diverged_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
-    """Return in which environments a diverged simulation cut the episode short in this step.
+def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
+    """Return in which environments an episode ended in this step that counts as none.
 
-    Such an episode is no shorter way through the task, so it is neither labelled nor compared. An
-    env tells of it by `info["diverged"] = True` on the last step, a batched one by a mask.
+    A diverged simulation cut it short, or it began in mid-course to put the envs out of step with
+    each other: it is no shorter way through the task, so it is neither labelled nor compared. An
+    env says so by `info["diverged"]` or `info["partial"]` on the last step, a batched one by masks.
 
     Args:
         infos: The info of a single env or of a vector env, before or after our wrappers.
@@ -105,11 +109,12 @@ def diverged_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
     Returns:
         Their mask, bool (N,); all false if the envs never report the like.
     """
-    diverged = np.zeros(num_envs, np.bool_)
+    discarded = np.zeros(num_envs, np.bool_)
     for found in (infos, infos.get("final_info", {})):
-        reported = np.asarray(found.get("diverged", False), np.bool_)
-        diverged |= reported & found.get("_diverged", True)
-    return diverged
+        for name in ("diverged", "partial"):
+            reported = np.asarray(found.get(name, False), np.bool_)
+            discarded |= reported & found.get(f"_{name}", True)
+    return discarded
 
 
 class TrajectoryRecorder:
@@ -136,6 +141,9 @@ class TrajectoryRecorder:
         self.lengths = np.zeros(num_envs, np.int64)
         self.reports_costs = None
         self._all_rows = np.arange(num_envs)
+        self._has_ended = False  # any episode so far
+        self._num_dropped = 0  # resets in mid-episode
+        self._has_warned = False  # of an endless episode
         self._allocate(obs_shape=(1,), act_dim=1, dtype=np.float32)
 
     def record(
@@ -146,7 +154,7 @@ class TrajectoryRecorder:
         done: BoolArray,
         *,
         valid: BoolArray | None = None,
-        diverged: BoolArray | None = None,
+        discarded: BoolArray | None = None,
     ) -> list[Trajectory]:
         """Add one step of every env; its arrays are copied.
 
@@ -158,7 +166,7 @@ class TrajectoryRecorder:
             done: Episodes that ended with this step, terminated or truncated, bool (N,).
             valid: Which rows are real steps, bool (N,); false on the reset steps of NEXT_STEP
                 autoreset, which are not recorded. None if all are.
-            diverged: Which of the episodes that ended are dropped, bool (N,), as `diverged_envs`
+            discarded: Which of the episodes that ended are dropped, bool (N,), as `discarded_envs`
                 tells. None if none is.
 
         Returns:
@@ -177,7 +185,7 @@ class TrajectoryRecorder:
                 dtype=np.uint8 if obs.dtype == np.uint8 else np.float32,
             )
         self._check_shapes(
-            obs=obs, actions=actions, costs=costs, done=done, valid=valid, diverged=diverged
+            obs=obs, actions=actions, costs=costs, done=done, valid=valid, discarded=discarded
         )
         if (obs.dtype == np.uint8) is not (self._obs.dtype == np.uint8):
             raise ValueError(
@@ -201,6 +209,15 @@ class TrajectoryRecorder:
         steps = self.lengths[rows]
         if steps.max() == self._costs.shape[1]:
             self._grow()
+        if steps.max() == _ENDLESS and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"an episode has gone on for {_ENDLESS} steps, and its rows are kept in memory "
+                "until it ends; give the env a time limit, by gymnasium.wrappers.TimeLimit inside "
+                "the wrapper that records",
+                RuntimeWarning,
+                stacklevel=3,
+            )
         if len(rows) < len(self.lengths):
             obs, actions = obs[rows], actions[rows]
             costs = None if costs is None else costs[rows]
@@ -211,29 +228,42 @@ class TrajectoryRecorder:
         self.lengths[rows] += 1
         if not done.any():
             return []
-        if diverged is not None:
-            done = done & ~diverged
-            self.lengths[diverged] = 0
+        self._has_ended = True
+        if discarded is not None:
+            done = done & ~discarded
+            self.lengths[discarded] = 0
         return [self._take(row) for row in rows[done[rows]].tolist()]
 
     def drop_unfinished(self) -> None:
-        """Forget the rows of all unfinished episodes, as after a reset."""
-        self.lengths[:] = 0
+        """Forget the rows of all unfinished episodes, as after a reset.
 
-    def get_state(self) -> dict[str, NDArray[Any]]:
-        """The rows of all unfinished episodes, for `set_state` of an equal recorder; copies."""
+        Warns once if that is all that ever happens: no episode would be handed out.
+        """
+        self._num_dropped += bool(self.lengths.any())
+        self.lengths[:] = 0
+        if self._num_dropped == _MANY_RESETS and not self._has_ended:
+            self._num_dropped += 1
+            warnings.warn(
+                "an episode is handed out when it ends, but none has ended yet, and "
+                f"{_MANY_RESETS} were cut off by reset(); step until terminated or truncated, and "
+                "put TimeLimit inside the wrapper that records, not outside",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows of all unfinished episodes, for `load_state_dict` of an equal recorder."""
         steps = int(self.lengths.max())
-        costs = () if self.reports_costs is None else (self.reports_costs,)
         return {
             "lengths": self.lengths.copy(),
             "obs": self._obs[:, :steps].copy(),
             "actions": self._actions[:, :steps].copy(),
             "costs": self._costs[:, :steps].copy(),
-            "reports_costs": np.array(costs, np.bool_),
+            "reports_costs": self.reports_costs,
         }
 
-    def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on where `get_state` was taken.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
 
         Raises:
             ValueError: If the state is one of another number of environments.
@@ -241,7 +271,7 @@ class TrajectoryRecorder:
         if state["lengths"].shape != self.lengths.shape:
             raise ValueError(
                 f"a recorder's state is for as many envs as it has, {len(self.lengths)}, got one "
-                f"for {len(state['lengths'])}"
+                f"for {len(state['lengths'])}; make as many envs as were saved"
             )
         steps = state["obs"].shape[1]
         self._allocate(
@@ -255,8 +285,7 @@ class TrajectoryRecorder:
         self._actions[:, :steps] = state["actions"]
         self._costs[:, :steps] = state["costs"]
         self.lengths[:] = state["lengths"]
-        costs = state["reports_costs"].tolist()
-        self.reports_costs = costs[0] if costs else None
+        self.reports_costs = state["reports_costs"]
 
     def _take(self, row: int) -> Trajectory:
         steps = int(self.lengths[row])
@@ -301,7 +330,7 @@ def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
     What float32 cannot hold becomes infinite; the caller, who knows the step, refuses that.
 
     Raises:
-        ValueError: If it is not one number per env.
+        ValueError: If it is not one number per env, or one is negative.
     """
     costs = np.asarray(reported)
     if costs.shape != shape or costs.dtype.kind not in "fiub":
@@ -309,6 +338,11 @@ def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
             "info['cost'] must be one number per env and step, got "
             f"shape {costs.shape[len(shape) :]} and dtype {costs.dtype}; "
             "sum several costs to one float in the env"
+        )
+    if (costs < 0).any():
+        raise ValueError(
+            f"a true cost must be >= 0, got info['cost'] = {costs[costs < 0][0]}; pay for safety "
+            "in the reward instead"
         )
     with np.errstate(over="ignore"):
         return costs.astype(np.float32)

@@ -2,8 +2,8 @@
 
 An image stays an image; everything else is laid out as `gymnasium.spaces.utils.flatten` does it:
 one-hot for `Discrete` and each entry of `MultiDiscrete`, the parts of `Dict` and `Tuple` one after
-another. That function takes one sample; here are the rows of N envs at once, and refused what does
-not lie in its space. Knows nothing of models, trajectories or wrappers.
+another. That function takes one sample; the functions here take those of N envs at once, and refuse
+what does not lie in its space. Does not depend on models or wrappers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pbcrl.trajectory import FloatArray, ObsArray
 
 _MEND_ENV = "mend the env, or the space that it declares"
-_MEND_POLICY = "check what the policy puts out; the episode goes on as if it was never sent"
+_MEND_POLICY = "check the output of the policy; the episode goes on as if it was never sent"
 
 
 def obs_shape_of(space: Space[Any]) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
 """Checkpoints on disk, and what all files of this package share: versioned, checksummed, no pickle.
 
-A file appears whole or not at all. Damage is found when a file is opened, and no size that a file
-claims is believed before it is checked. Knows nothing of models: only of named tensors. Checksums
-guard against accidents, not against somebody who forges a file together with its checksum.
+A file appears whole or not at all, and one process at a time writes to a folder. Damage is found
+when a file is opened, and no size that a file claims is believed before it is checked. Does not
+depend on models, only on named tensors. Checksums guard against accidents, not against somebody who
+forges a file together with its checksum.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+from weakref import WeakSet, finalize
 
 import safetensors.torch
 import torch
@@ -25,6 +29,7 @@ from pbcrl.errors import (
     CorruptFileError,
     FormatVersionError,
     MismatchError,
+    NonFiniteError,
     PbcrlError,
     StorageError,
 )
@@ -34,6 +39,7 @@ FORMAT_VERSION = 1
 
 _CHECKPOINT_FORMAT = "pbcrl-checkpoint"
 _MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
+_LEFTOVER = re.compile(r".+\.\d+\.partial")
 
 
 def save_tensors(
@@ -42,19 +48,23 @@ def save_tensors(
     kind: str,
     tensors: Mapping[str, Tensor],
     meta: Mapping[str, object],
+    finite: bool = False,
 ) -> None:
     """Write named tensors and their description to one safetensors file, whole or not at all.
 
     An existing file is replaced only once the new one is on disk; equal contents give equal bytes.
-    Missing folders are made. NaN and infinities are stored as they are.
+    Missing folders are made.
 
     Args:
         path: The file to write.
         kind: What the file holds, such as "cost_model"; `load_tensors` asks for it again.
         tensors: Any shapes and devices, every dtype that safetensors has.
         meta: What JSON can hold, under string keys; tuples come back as lists.
+        finite: Refuse NaN and infinities, so that weights that have diverged never replace sound
+            ones; by default they are stored as they are.
 
     Raises:
+        NonFiniteError: If `finite` and a tensor is not; an older file at `path` is untouched.
         TypeError: If an entry is no dense tensor of a storable dtype, or `meta` is not JSON.
         ValueError: If a tensor is called "__metadata__", which safetensors reserves.
         StorageError: If the file cannot be written; an older file at `path` is untouched.
@@ -64,6 +74,13 @@ def save_tensors(
             "safetensors reserves the name '__metadata__', but a tensor has it; rename the tensor"
         )
     on_cpu = {name: _plain(name, tensors[name]) for name in sorted(tensors)}
+    for name, tensor in on_cpu.items() if finite else ():
+        if num_bad := int((~tensor.isfinite()).sum()):
+            raise NonFiniteError(
+                f"what {path} holds must be finite, but {num_bad} of the {tensor.numel()} entries "
+                f"of {name!r} are NaN or infinite; nothing was written: lower the learning rate, "
+                "or find the step at which they appeared"
+            )
     about = json.dumps(
         {"format": _CHECKPOINT_FORMAT, "version": FORMAT_VERSION, "kind": kind, "meta": dict(meta)}
     )
@@ -202,10 +219,17 @@ def read_bytes(path: Path, *, max_bytes: int = 1 << 30) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` by `data` in one step: a reader or a crash sees the old file or the new."""
+    """Replace `path` by `data` in one step: a kill or a power cut leaves the old file or the new.
+
+    Missing folders are made. A process that is killed while it writes leaves `NAME.PID.partial`
+    behind, which `remove_leftovers` removes.
+
+    Raises:
+        StorageError: If it cannot be written; an older file at `path` is untouched.
+    """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with open(partial, "wb") as file:
             file.write(data)
             file.flush()
@@ -217,6 +241,94 @@ def write_atomically(path: Path, data: bytes) -> None:
     finally:
         with suppress(OSError):  # after the replacement there is none
             partial.unlink()
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left of their writes; only who has the folder's lock may ask.
+
+    Raises:
+        StorageError: If one cannot be removed.
+    """
+    try:
+        for entry in folder.iterdir():
+            if _LEFTOVER.fullmatch(entry.name):
+                entry.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+@final
+class FolderLock:
+    """Admits one writer to a folder: a second one is refused, in this process or in another.
+
+    The lock is the system's (`flock`, on the file `.lock` in the folder). It is released with the
+    process, so that a killed one blocks nobody, and it is not inherited by child processes. Windows
+    and file systems that have no locks go without.
+
+    Args:
+        folder: The folder; it is made if it is missing.
+
+    Raises:
+        StorageError: If another writer is at work there, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        try:
+            make_folder(self.folder)
+            descriptor = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise unwritable(self.folder, error) from error
+        self.release = finalize(self, os.close, descriptor)
+        """Admit another writer; a second call does nothing."""
+        try:
+            self._lock(descriptor)
+        except BaseException:
+            self.release()
+            raise
+        _locks.add(self)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def _lock(self, descriptor: int) -> None:
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                f"a folder has one writer at a time, but another one is at work in {self.folder}; "
+                "wait until it has finished, end it, or choose another folder"
+            ) from error
+        except OSError:  # some network file systems
+            return
+
+
+_locks: WeakSet[FolderLock] = WeakSet()
+
+
+def _release_in_child() -> None:
+    """A forked env worker that outlives its parent would hold the lock: it closes its copy."""
+    for lock in list(_locks):
+        lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, so that a power cut does not take them back."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
 
 
 def write_all(file: FileIO, data: bytes | memoryview) -> None:

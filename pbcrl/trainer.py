@@ -2,8 +2,7 @@
 
 Memory stays constant at any batch size: pair and variance terms need all costs of a batch together,
 so a gradient step scores the trajectories in chunks, takes the gradient of the loss with respect to
-those costs, and carries it to the weights: the exact gradient. An MLP's gradient of each cost is
-noted while it is scored; another network scores each chunk a second time.
+those costs, and scores each chunk again to carry it to the weights: the exact gradient.
 """
 
 from __future__ import annotations
@@ -21,18 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.buffer import PreferenceBuffer
-from pbcrl.cost_model import LearnedCost, chunks_of, padded
+from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.dead_zone import DeadZone
 from pbcrl.losses import pbci_loss
-from pbcrl.nets import MLP
-from pbcrl.trajectory import PairBatch, Trajectory
+from pbcrl.trajectory import PairBatch, Trajectory, chunks_of, padded
 
 # At ζ = 1e-3 the cross-entropies hold the unbounded variance term back up to sd(C) of about 22.
 _RUNAWAY_STD = 20.0
-# Of the gradients of all costs; what would not fit is scored twice.
-_MAX_JACOBIAN_BYTES = 1 << 28
-# On average; to write the gradient of the cost of fewer takes longer than to score them again.
-_MIN_JACOBIAN_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,8 @@ class CostModelTrainer:
 
     Args:
         model: Trained in place.
-        dead_zone: δ of Eq. 8; fixed in pretraining, moved by the caller online.
+        dead_zone: δ of Eq. 8; fixed in pretraining, moved by the caller online. A number is a
+            fixed one; None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
         lr: Adam's step size.
@@ -74,6 +69,10 @@ class CostModelTrainer:
             weights and Adam keep the weights' own precision, and so does whatever scores without
             training: `evaluate`, metrics, and the wrapper that charges a policy afterwards.
         rng: Order of the pairs.
+
+    Raises:
+        TypeError: If `model` is no `LearnedCost`.
+        ValueError: If a number is out of range.
     """
 
     def __init__(
@@ -81,17 +80,22 @@ class CostModelTrainer:
         model: LearnedCost,
         *,
         rng: np.random.Generator,
-        dead_zone: DeadZone | None = None,
+        dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
         lr: float = 3e-3,
         batch_size: int = 128,
         bf16: bool = False,
     ) -> None:
+        require_learned_cost(model)
         if batch_size < 1:
             raise ValueError(f"batch_size counts pairs and must be >= 1, got {batch_size}")
         self.model = model
-        self.dead_zone = DeadZone() if dead_zone is None else dead_zone
+        if dead_zone is None:
+            dead_zone = DeadZone()
+        elif not isinstance(dead_zone, DeadZone):
+            dead_zone = DeadZone(dead_zone, lr=0.0, maximum=dead_zone)
+        self.dead_zone = dead_zone
         self._snr_weight = snr_weight
         self._max_std = max_std
         self._batch_size = batch_size
@@ -142,7 +146,7 @@ class CostModelTrainer:
         """Train until the held-out loss has stopped falling; restore the best weights.
 
         The two buffers must share no trajectory: splitting by pairs would leak. Ctrl-C ends the
-        training early and keeps the best weights so far before it is raised again.
+        training early, and the best weights so far are kept.
 
         Args:
             train: Pairs to learn from.
@@ -157,7 +161,8 @@ class CostModelTrainer:
 
         Raises:
             LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
-            ValueError: If `patience` or `validate_every` is below 1.
+            ValueError: If `patience` or `validate_every` is below 1, or the buffers share a
+                trajectory.
         """
         for name, count in [("patience", patience), ("validate_every", validate_every)]:
             if count is not None and count < 1:
@@ -165,6 +170,13 @@ class CostModelTrainer:
                     f"{name} must be >= 1, got {count}; the weights that are kept at the end are "
                     "those of the best evaluation"
                 )
+        shared = set(map(id, train.trajectories)) & set(map(id, valid.trajectories))
+        if shared:
+            raise ValueError(
+                "the trajectories that decide when to stop must be new to the model, but "
+                f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
+                "too; split the trajectories, not the pairs, into two buffers"
+            )
         train.check_trainable()
         self._warn_of_lengths(train)
         valid.check_labelled()
@@ -312,18 +324,11 @@ class CostModelTrainer:
     def _scored(
         self, trajectories: Sequence[Trajectory]
     ) -> tuple[Tensor, Callable[[Tensor], None]]:
-        """Costs above the limit (M, U), and what carries their gradient, alike, to the weights.
-
-        Three ways to the same gradient, in memory that does not grow with the batch: what fits into
-        one chunk is differentiated as ever; an MLP is, trajectory by trajectory, while it scores;
-        any other network scores each chunk again once the gradient of the costs is known.
-        """
+        """Costs above the limit (M, U), and what carries their gradient, alike, to the weights."""
         chunks = chunks_of(trajectories)
         if len(chunks) <= 1:
             graph = self._member_excess(trajectories)
             return graph.detach().cpu(), lambda grad: _backward(graph, grad)
-        if self._has_jacobian(trajectories):
-            return self._scored_with_jacobian(trajectories, chunks)
         with torch.no_grad():
             costs = [self._member_excess(trajectories[chunk]) for chunk in chunks]
 
@@ -332,48 +337,6 @@ class CostModelTrainer:
                 _backward(self._member_excess(trajectories[chunk]), grad[:, chunk])
 
         return torch.cat(costs, dim=1).cpu(), score_again
-
-    def _scored_with_jacobian(
-        self, trajectories: Sequence[Trajectory], chunks: Sequence[slice]
-    ) -> tuple[Tensor, Callable[[Tensor], None]]:
-        models = self.model.models()
-        weights = [list(model.parameters()) for model in models]
-        sizes = [[weight.numel() for weight in every] for every in weights]
-        # Allocated at once: what outlives a chunk, between what does not, would fragment the heap.
-        costs, *jacobians = (
-            torch.empty(shape, dtype=weights[0][0].dtype, device=weights[0][0].device)
-            for shape in [(len(models), len(trajectories))]
-            + [(len(trajectories), sum(every)) for every in sizes]
-        )
-        for chunk in chunks:
-            rows = padded(trajectories[chunk])
-            for cost, jacobian, model in zip(costs, jacobians, models, strict=True):
-                cost[chunk], parts = model.excess_and_jacobian(*rows, bf16=self._bf16)
-                flat = [part.reshape(len(part), -1) for part in parts]
-                torch.cat(flat, dim=1, out=jacobian[chunk])
-
-        def multiply(grad: Tensor) -> None:
-            for of_model, every, jacobian, size in zip(
-                grad.to(costs), weights, jacobians, sizes, strict=True
-            ):
-                for weight, part in zip(every, (of_model @ jacobian).split(size), strict=True):
-                    total = part.view_as(weight)
-                    weight.grad = total if weight.grad is None else weight.grad + total
-
-        return costs.cpu(), multiply
-
-    def _has_jacobian(self, trajectories: Sequence[Trajectory]) -> bool:
-        """Whether the gradient of each cost can be had by itself, and it pays to keep them all."""
-        weights = list(self.model.parameters())
-        num_bytes = len(trajectories) * sum(p.numel() * p.element_size() for p in weights)
-        num_steps = sum(len(trajectory) for trajectory in trajectories)
-        return (
-            num_bytes <= _MAX_JACOBIAN_BYTES
-            and num_steps >= _MIN_JACOBIAN_STEPS * len(trajectories)
-            and bool(models := self.model.models())
-            and all(isinstance(model.net, MLP) for model in models)
-            and all(weight.requires_grad for weight in weights)
-        )
 
     def _member_excess(self, trajectories: Sequence[Trajectory]) -> Tensor:
         device = next(self.model.parameters()).device.type

@@ -1,13 +1,14 @@
 """The data that flows through the package: trajectories, questions about them, answers.
 
-Knows nothing of environments, models or losses. A *trajectory* is one whole episode; a *query*
-shows two of them to an oracle; a *label* is its answer.
+A *trajectory* is one whole episode; a *query* shows two of them to an oracle; a *label* is its
+answer. Does not depend on environments, models or losses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +105,7 @@ class Label:
     """The answer to one query; NaN stands for "not given".
 
     Raises:
+        TypeError: If an answer is no number.
         ValueError: If `preference` is outside [0, 1] or a safety label is neither 0, 1 nor NaN.
     """
 
@@ -115,6 +117,15 @@ class Label:
     """ε of the second trajectory: 1 safe, 0 unsafe."""
 
     def __post_init__(self) -> None:
+        for name in ("preference", "first_safe", "second_safe"):
+            value = getattr(self, name)
+            try:
+                math.isnan(value)
+            except TypeError:
+                raise TypeError(
+                    f"a label is made of numbers, but {name} is {value!r}; use math.nan for an "
+                    "answer that was not given"
+                ) from None
         if not (math.isnan(self.preference) or 0 <= self.preference <= 1):
             raise ValueError(
                 f"a preference must lie in [0, 1] or be NaN (not given), got {self.preference}; "
@@ -162,13 +173,22 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
 
     Returns:
         Segments in order, which share the memory of their trajectories; none of one that is
-        shorter than `length`.
+        shorter than `length`, with a warning if that leaves none at all.
 
     Raises:
         ValueError: If `length` is below 1.
     """
     if length < 1:
         raise ValueError(f"a segment needs at least one step, got length={length}")
+    longest = max(map(len, trajectories), default=length)
+    if longest < length:
+        warnings.warn(
+            f"segments must not be longer than the episodes: got length={length}, but the longest "
+            f"of {len(trajectories)} episodes has {longest} steps, so there is no segment; choose "
+            "a shorter length",
+            UserWarning,
+            stacklevel=2,
+        )
     return [
         Trajectory(
             whole.obs[start : start + length],
@@ -212,6 +232,40 @@ def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:
             row[: len(trajectory)] = getattr(trajectory, name)
             row[len(trajectory) :] = 0
     return obs, actions, torch.arange(horizon) < lengths[:, None]
+
+
+def padded_chunks(
+    trajectories: Sequence[Trajectory], *, max_rows: int = 16_000
+) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Yield trajectories in order as padded (obs, actions, mask), about `max_rows` steps at a time.
+
+    The mask is None where nothing is padded.
+    """
+    for part in chunks_of(trajectories, max_rows=max_rows):
+        yield padded(trajectories[part])
+
+
+def chunks_of(trajectories: Sequence[Trajectory], *, max_rows: int = 16_000) -> list[slice]:
+    """Cut trajectories into parts of about `max_rows` steps when padded.
+
+    Small enough for the activations to stay in the CPU's cache and for memory to stay constant,
+    however many trajectories there are: fewer steps if one holds more than 250 numbers.
+    """
+    if trajectories:
+        max_rows = min(max_rows, max(1, 4_000_000 // math.prod(trajectories[0].obs.shape[1:])))
+    parts, start, longest = [], 0, 0
+    for i, trajectory in enumerate(trajectories):
+        longest = max(longest, len(trajectory))
+        if i > start and longest * (i + 1 - start) > max_rows:
+            parts.append(slice(start, i))
+            start, longest = i, len(trajectory)
+    return [*parts, slice(start, len(trajectories))] if trajectories else parts
+
+
+def padded(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Stack trajectories by `pad`, with None in place of a mask that is true throughout."""
+    obs, actions, mask = pad(trajectories)
+    return obs, actions, None if bool(mask.all()) else mask
 
 
 def _checked_obs(array: object) -> ObsArray:

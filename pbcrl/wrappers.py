@@ -1,7 +1,7 @@
-"""The learned cost in the place of the true one, for single and for vectorised environments.
+"""The learned cost in place of the true one, for single and for vectorised environments.
 
 A wrapper scores every step with a cost model, so that code which reads `info["cost"]` trains on the
-learned cost unchanged, and hands out each finished episode as a `Trajectory`. Knows nothing of
+learned cost unchanged, and hands out each finished episode as a `Trajectory`. Does not depend on
 labels, limits or training.
 """
 
@@ -20,13 +20,13 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from pbcrl.cost_model import LearnedCost
+from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.errors import NonFiniteError
 from pbcrl.recorder import (
     BoolArray,
     TrajectoryRecorder,
     cost_array,
-    diverged_envs,
+    discarded_envs,
     finished_trajectories,
     step_costs,
 )
@@ -53,7 +53,7 @@ class PreferenceCostWrapper(
     `cost`: the learned cost of (s_t, a_t) under the model's present weights, per step;
     `true_cost`: the env's own `info["cost"]`, for labels and reports only; absent if it has none;
     `trajectory`: the finished `Trajectory`, at the last step of an episode only; absent if the env
-    reports `info["diverged"]`, since what a diverged simulation cut short compares with nothing.
+    discards it (`discarded_envs`), since what was cut short compares with nothing.
 
     Policy and env see each other's observations and actions as they are; the model and the
     trajectories hold them as `obs_rows` and `action_rows`, images in their shape if the model has
@@ -67,9 +67,10 @@ class PreferenceCostWrapper(
         env: An env whose spaces have a fixed length: observations as in `obs_shape_of`, actions as
             in `act_dim_of`.
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
-            `CostModel.for_spaces(env.observation_space, env.action_space)` fits.
+            `CostModel.for_env(env)` fits.
 
     Raises:
+        TypeError: If `cost_model` is no `LearnedCost`.
         ValueError: If a space has no fixed length or does not fit the cost model, if its time limit
             is not the horizon of the cost model, or if the env is wrapped already or resets itself.
     """
@@ -84,6 +85,8 @@ class PreferenceCostWrapper(
         _require_fit(env.observation_space, env.action_space, cost_model)
         _require_horizon(env.spec, cost_model)
         self.cost_model = cost_model
+        # As it was when the model was found to fit: an env may change its own.
+        self._obs_space = env.observation_space
         self._recorder = TrajectoryRecorder(1)
         self._obs: ObsArray | None = None  # s_t, (1, *obs_shape); None: reset first
         self._ended = False
@@ -114,9 +117,9 @@ class PreferenceCostWrapper(
                 action leaves the episode as it was; the others end it unrecorded.
             MissingCostError: If the env reports a cost at some steps of an episode only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the action, the observation or the env's cost does not fit its space, or
-                the episode goes on beyond the horizon of the cost model. A bad action leaves the
-                episode as it was.
+            ValueError: If the action or the observation does not fit its space, the env's cost is
+                negative or not one number, or the episode goes on beyond the horizon of the cost
+                model. A bad action leaves the episode as it was.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -144,9 +147,9 @@ class PreferenceCostWrapper(
             _require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
         if not self._ended:
-            diverged = diverged_envs(env_info, 1)
+            discarded = discarded_envs(env_info, 1)
             for trajectory in self._recorder.record(
-                obs, executed, true_cost, np.array([done]), diverged=diverged
+                obs, executed, true_cost, np.array([done]), discarded=discarded
             ):
                 info["trajectory"] = trajectory
             self._ended = done
@@ -154,7 +157,7 @@ class PreferenceCostWrapper(
         return next_obs, float(reward), bool(terminated), bool(truncated), info
 
     def _rows(self, obs: Any) -> ObsArray:
-        return obs_rows(self.env.observation_space, obs).reshape(1, *self.cost_model.obs_shape)
+        return obs_rows(self._obs_space, obs).reshape(1, *self.cost_model.obs_shape)
 
 
 class PreferenceCostVectorWrapper(VectorWrapper):
@@ -164,7 +167,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     `cost`: learned cost of (s_t, a_t), float32 (N,), 0 on a reset step; `_cost`: real steps;
     `true_cost`, `_true_cost`: likewise the envs' own `info["cost"]`; absent if they report none;
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
-    absent if no episode ended, save those that `diverged_envs` tells of. `finished_trajectories`
+    absent if no episode ended, save those that `discarded_envs` tells of. `finished_trajectories`
     reads them.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
@@ -178,6 +181,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
 
     Raises:
         ImportError: If Gymnasium is older than 1.1.
+        TypeError: If `cost_model` is no `LearnedCost`.
         ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
             is not the horizon of the cost model, or if the autoreset mode is not given or DISABLED.
     """
@@ -205,6 +209,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             )
         _require_horizon(envs.spec, cost_model)
         self.cost_model = cost_model
+        self._obs_space = envs.single_observation_space
         self._resets_next_step = mode is AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)
         self._obs: ObsArray | None = None  # s_t, (N, *obs_shape); None: reset first
@@ -242,9 +247,9 @@ class PreferenceCostVectorWrapper(VectorWrapper):
                 action leaves the episodes as they were; the others end them all, unrecorded.
             MissingCostError: If some envs report a cost and others do not, or at some steps only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If an action, an observation or the envs' cost does not fit its space, or an
-                episode goes on beyond the horizon of the cost model. A bad action leaves the
-                episodes as they were.
+            ValueError: If an action or an observation does not fit its space, a cost is negative
+                or not one number per env, or an episode goes on beyond the horizon of the cost
+                model. A bad action leaves the episodes as they were.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
@@ -274,9 +279,9 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         if true_cost is not None:
             _require_finite("cost", true_cost, step)
             infos |= {"true_cost": true_cost, "_true_cost": valid}
-        diverged = diverged_envs(env_infos, self.num_envs)
+        discarded = discarded_envs(env_infos, self.num_envs)
         finished = self._recorder.record(
-            obs, executed, true_cost, done, valid=valid, diverged=diverged
+            obs, executed, true_cost, done, valid=valid, discarded=discarded
         )
         ended = done & valid
         if ended.any():
@@ -285,33 +290,55 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             infos |= self._ending(infos, ended, step)
         if finished:
             entries = np.full(self.num_envs, None, dtype=object)
-            for row, trajectory in zip(np.flatnonzero(ended & ~diverged), finished, strict=True):
+            for row, trajectory in zip(np.flatnonzero(ended & ~discarded), finished, strict=True):
                 entries[row] = trajectory
-            infos |= {"trajectory": entries, "_trajectory": ended & ~diverged}
+            infos |= {"trajectory": entries, "_trajectory": ended & ~discarded}
         self._obs = next_rows
         self._valid = ~done if self._resets_next_step else np.ones(self.num_envs, np.bool_)
         return next_obs, rewards, terminated, truncated, infos
 
-    def get_state(self) -> dict[str, NDArray[Any]]:
-        """What the wrapper remembers between two steps; the envs' own state is theirs to give.
+    @property
+    def restores_envs(self) -> bool:
+        """Whether `state_dict` holds the envs' own state, because they have a `state_dict` too."""
+        return callable(getattr(self.env.unwrapped, "state_dict", None))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the wrapper and, if they can tell it, the envs remember between two steps.
+
+        `"envs"` is `state_dict()` of the unwrapped envs; None if they have none.
 
         Raises:
             ResetNeeded: If there was no reset since the start or since an error.
         """
         if self._obs is None:
             raise ResetNeeded(_RESET_FIRST)
-        recorded = {f"recorder_{k}": v for k, v in self._recorder.get_state().items()}
-        return {"obs": self._obs.copy(), "valid": self._valid.copy(), **recorded}
+        envs: Any = self.env.unwrapped
+        return {
+            "obs": self._obs.copy(),
+            "valid": self._valid.copy(),
+            "recorder": self._recorder.state_dict(),
+            "envs": envs.state_dict() if self.restores_envs else None,
+        }
 
-    def set_state(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Go on where `get_state` was taken; needs no reset.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken; needs no reset if the state holds that of the envs.
+
+        If it does not (`"envs"` is None), the envs are left alone: go on with those from which it
+        was taken, or call `reset`, which drops the unfinished episodes.
 
         Raises:
-            ValueError: If the state is one of another number of envs.
+            ValueError: If the state is one of another number of envs, or holds that of envs, and
+                these cannot take it.
         """
-        prefix = "recorder_"
-        recorded = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self._recorder.set_state(recorded)
+        if state["envs"] is not None and not self.restores_envs:
+            raise ValueError(
+                "a state that holds that of its envs needs envs with state_dict and "
+                f"load_state_dict, got {self.env.unwrapped}; make the envs that were saved"
+            )
+        self._recorder.load_state_dict(state["recorder"])
+        if state["envs"] is not None:
+            envs: Any = self.env.unwrapped
+            envs.load_state_dict(state["envs"])
         self._obs, self._valid = state["obs"].copy(), state["valid"].copy()
 
     def _ending(
@@ -319,13 +346,12 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     ) -> dict[str, Any]:
         final_obs = infos.get("final_obs")
         if final_obs is not None:
-            space = self.env.single_observation_space
             rows = np.zeros((self.num_envs, math.prod(self.cost_model.obs_shape)), np.float32)
             if isinstance(final_obs, np.ndarray):  # Gymnasium's hold one observation per env
                 for row in np.flatnonzero(ended):
-                    rows[row] = obs_rows(space, final_obs[row])
+                    rows[row] = obs_rows(self._obs_space, final_obs[row])
             else:
-                rows[ended] = obs_rows(space, final_obs, num_envs=self.num_envs)[ended]
+                rows[ended] = obs_rows(self._obs_space, final_obs, num_envs=self.num_envs)[ended]
             _require_finite("obs", rows, step)
         if "final_info" not in infos:
             return {}
@@ -336,7 +362,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         return {"final_info": final_info}
 
     def _rows(self, obs: Any) -> ObsArray:
-        rows = obs_rows(self.env.single_observation_space, obs, num_envs=self.num_envs)
+        rows = obs_rows(self._obs_space, obs, num_envs=self.num_envs)
         return rows.reshape(self.num_envs, *self.cost_model.obs_shape)
 
 
@@ -346,8 +372,8 @@ _RESET_FIRST = (
 )
 _CLIPPED = (
     "an action should lie within the bounds of the action space, got one outside; it is clipped, "
-    "for the env too, so that what is recorded is what was executed, and so will be later ones "
-    "without a word; put {module}.ClipAction outside this wrapper to clip on purpose"
+    "for the env too, so that what is recorded is what was executed, and later ones are clipped "
+    "silently; put {module}.ClipAction outside this wrapper to clip on purpose"
 )
 _WRAPPED_TWICE = (
     "an env takes one preference-cost wrapper, but one inside it records already, so that its "
@@ -383,7 +409,7 @@ def _clipped(action: Any, space: gym.Space[Any]) -> tuple[Any, bool]:
     if action.shape != space.shape:
         raise ValueError(
             f"an action must have the shape {space.shape} of its space, got {action.shape}; "
-            "NumPy would spread it without a word"
+            "NumPy would broadcast it silently"
         )
     if not np.isfinite(action).all():
         raise NonFiniteError(
@@ -398,6 +424,7 @@ def _clipped(action: Any, space: gym.Space[Any]) -> tuple[Any, bool]:
 def _require_fit(
     obs_space: gym.Space[Any], action_space: gym.Space[Any], cost_model: LearnedCost
 ) -> None:
+    require_learned_cost(cost_model)
     obs_shape, act_dim = obs_shape_of(obs_space), act_dim_of(action_space)
     readable = {obs_shape, (math.prod(obs_shape),)}
     if isinstance(obs_space, Box) and obs_space.shape:
@@ -406,8 +433,7 @@ def _require_fit(
         raise ValueError(
             f"the cost model must fit the env: it reads obs_shape={cost_model.obs_shape} and "
             f"act_dim={cost_model.act_dim}, the env has {obs_shape} and {act_dim}; use "
-            "CostModel.for_spaces(env.observation_space, env.action_space), or the env that the "
-            "model was trained on"
+            "CostModel.for_env(env), or the env that the model was trained on"
         )
 
 

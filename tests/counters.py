@@ -7,6 +7,8 @@ from gymnasium.spaces import Box
 
 from pbcrl.cost_model import CostModel
 
+from .every_space import boxes
+
 NOT_REPORTED = dict.fromkeys(range(1, 5))
 
 
@@ -53,7 +55,7 @@ class Counter(gym.Env):
 
 def linear_model(bias=0.0):
     """c(s, a) = t + 8 a + bias, where that is positive."""
-    model = CostModel(2, 1, hidden_sizes=(1,), output_scale=1.0)
+    model = CostModel(*boxes(2, 1), hidden_sizes=(1,), output_scale=1.0)
     hidden, last = model.net[0], model.net[-1]
     with torch.no_grad():
         hidden.weight.copy_(torch.tensor([[1.0, 0.0, 8.0]]))
@@ -64,7 +66,7 @@ def linear_model(bias=0.0):
 
 def random_model():
     torch.manual_seed(0)
-    model = CostModel(2, 1, hidden_sizes=(8,))
+    model = CostModel(*boxes(2, 1), hidden_sizes=(8,))
     torch.nn.init.normal_(model.net[-1].weight)
     return model
 

@@ -63,9 +63,18 @@ class Wander(gym.Env):
         return self.seen[-1]
 
 
+def boxes(obs_shape, act_dim):
+    """Spaces of these sizes: an image if obs_shape has three axes."""
+    if isinstance(obs_shape, tuple) and len(obs_shape) == 3:
+        obs_space = Box(0, 255, obs_shape, np.uint8)
+    else:
+        obs_space = Box(-np.inf, np.inf, np.atleast_1d(obs_shape))
+    return obs_space, Box(-1, 1, (act_dim,))
+
+
 def model_for(obs_space, action_space):
     torch.manual_seed(0)
-    model = CostModel.for_spaces(obs_space, action_space, hidden_sizes=(8,))
+    model = CostModel(obs_space, action_space, hidden_sizes=(8,))
     with torch.no_grad():
         for weights in model.parameters():
             if not weights.any():  # the last layer starts at zero

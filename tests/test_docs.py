@@ -4,12 +4,12 @@ import ast
 import re
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
 
-import pbcrl
-from pbcrl import cost_model_report
+from pbcrl.metrics import cost_model_report
 
 from .every_space import ACTION_SPACES, OBS_SPACES
 
@@ -73,10 +73,7 @@ def test_every_numbered_equation_of_the_method_is_in_the_table():
 @pytest.mark.parametrize("name", sorted({name for row in EQUATIONS for name in names(row[2])}))
 def test_what_computes_an_equation_exists(name):
     if "::" not in name:
-        found = pbcrl
-        for part in name.split("."):
-            found = getattr(found, part)
-        assert callable(found)
+        assert callable(resolve_name(f"pbcrl.{name}"))
         return
     file, part = name.split("::")
     banners = re.findall(r"^ *# -- (\d\. [\w ]+?) -+$", read(SCRIPTS / file), re.MULTILINE)
@@ -118,24 +115,27 @@ def documented(heading: str, script: str) -> set[str]:
 
 
 REPORT = set(cost_model_report([-1.0, 2.0, 1.0], [0.0, 3.0, 1.0], 1.0))
-LINE = keys_of("run_io.py", "row")
+
+
+def line_of(script: str, *variables: str) -> set[str]:
+    """The keys of a line of metrics.jsonl: of every run, and of this script."""
+    return keys_of("common/run.py", "row") | keys_of(script, *variables)
 
 
 def test_the_metrics_of_ppo_lag_are_documented():
-    assert documented("metrics.jsonl", "ppo_lag") == LINE | keys_of("ppo_lag.py", "metrics")
+    assert documented("metrics.jsonl", "ppo_lag") == line_of("ppo_lag.py", "metrics")
     assert documented("summary.json", "ppo_lag") == keys_of("ppo_lag.py", "summary")
 
 
 def test_the_metrics_of_ppo_lag_pbcrl_are_documented():
     script = "ppo_lag_pbcrl.py"
-    line = LINE | keys_of(script, "metrics", "tuning")
-    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line
+    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line_of(script, "metrics", "tuning")
     assert documented("summary.json", "ppo_lag_pbcrl") == keys_of(script, "summary") | REPORT
 
 
 def test_the_metrics_of_ppo_lag_rlsf_are_documented():
     script = "ppo_lag_rlsf.py"
-    assert documented("metrics.jsonl", "ppo_lag_rlsf") == LINE | keys_of(script, "metrics")
+    assert documented("metrics.jsonl", "ppo_lag_rlsf") == line_of(script, "metrics")
     assert documented("summary.json", "ppo_lag_rlsf") == keys_of(script, "summary") | REPORT
 
 
@@ -173,7 +173,8 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
-    scripts = ("ppo_lag.py", "ppo_lag_pbcrl.py", "evaluate.py", "benchmark.py", "report.py")
+    trainers = ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py")
+    scripts = (*trainers, "evaluate.py", "paper/benchmark.py", "paper/report.py")
     paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
     defaults = [item for path in paths for item in arguments(path).items()]
     known = {"help", *(name.replace("_", "-") for name, _ in defaults)}
@@ -206,12 +207,26 @@ def test_the_table_of_spaces_and_versions_is_what_ci_runs():
     assert rows(page) == expected
 
 
+def commands(name: str) -> list[str]:
+    """The lines of a script in .ci."""
+    return read(ROOT / ".ci" / name).splitlines()
+
+
 def test_both_ends_of_the_range_of_gymnasium_are_tested():
     pins = re.findall(r'"gymnasium>=([\d.]+),<(\d+)"', read(ROOT / "pyproject.toml"))
     ((oldest, excluded),) = pins
     assert versions_tested()[0] == oldest
     assert numbers(versions_tested()[-1])[0] == int(excluded) - 1
-    assert "make test-gymnasium" in read(ROOT / ".ci" / "run").splitlines()
+    assert f"make test-gymnasium-{oldest}" in commands("run")
+    assert "make test-gymnasium" in commands("nightly")
+
+
+@pytest.mark.parametrize("name", ["run", "nightly"])
+def test_what_ci_makes_is_in_the_makefile(name):
+    made = {word for line in commands(name) for word in re.findall(r"\bmake ([a-z-]+[a-z])", line)}
+    (known,) = re.findall(r"^\.PHONY: (.*)$", read(ROOT / "Makefile"), re.MULTILINE)
+    assert made - {"test-gymnasium"} <= set(known.split())
+    assert len(made) >= 4
 
 
 def test_every_preset_is_in_the_table_with_the_number_of_its_runs():
@@ -222,7 +237,7 @@ def test_every_preset_is_in_the_table_with_the_number_of_its_runs():
         for name, count in zip(names(cell), counts.split(", "), strict=True)
     }
     pytest.importorskip("gymnasium", "1.1", reason="the scripts need vector envs of Gymnasium 1.1")
-    from .scripts.conftest import load
+    from .scripts.paper import load
 
     benchmark = load("benchmark")
     presets = load("presets").TABLES

@@ -9,10 +9,12 @@ from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import MismatchError
 from pbcrl.trajectory import Trajectory
 
+from .every_space import boxes
+
 
 def constant_model(cost, **options):
     """Every step costs the same."""
-    model = CostModel(1, 1, hidden_sizes=(), output_scale=1.0, **options)
+    model = CostModel(*boxes(1, 1), hidden_sizes=(), output_scale=1.0, **options)
     torch.nn.init.constant_(model.net[0].bias, cost)
     return model
 
@@ -24,7 +26,9 @@ def episodes(*lengths, seed=0):
 
 def random_ensemble(num=3, *, pessimism=0.5, **options):
     torch.manual_seed(0)
-    members = [CostModel(1, 1, hidden_sizes=(8,), output_scale=1.0, **options) for _ in range(num)]
+    members = [
+        CostModel(*boxes(1, 1), hidden_sizes=(8,), output_scale=1.0, **options) for _ in range(num)
+    ]
     for member in members:
         torch.nn.init.normal_(member.net[-1].weight)
     return CostModelEnsemble(members, pessimism=pessimism)
@@ -76,7 +80,7 @@ def test_member_scores_average_to_the_score_without_pessimism():
 
 
 def test_an_untrained_ensemble_puts_every_episode_on_the_limit_whatever_its_pessimism():
-    ensemble = CostModelEnsemble([CostModel(1, 1), CostModel(1, 1)], pessimism=3.0)
+    ensemble = CostModelEnsemble([CostModel(*boxes(1, 1)), CostModel(*boxes(1, 1))], pessimism=3.0)
     assert ensemble.score(episodes(1, 100)).tolist() == [0, 0]
     assert ensemble.learned_limit == 0
 
@@ -124,7 +128,7 @@ def test_a_saved_ensemble_comes_back_with_equal_costs_and_its_info(tmp_path):
 
 def test_a_single_model_and_an_ensemble_are_not_read_as_each_other(tmp_path):
     single, several = tmp_path / "single.safetensors", tmp_path / "several.safetensors"
-    CostModel(1, 1).save(single)
+    CostModel(*boxes(1, 1)).save(single)
     random_ensemble().save(several)
     with pytest.raises(MismatchError, match=r"not an ensemble; read it by CostModel\.load"):
         CostModelEnsemble.load(single)
@@ -134,9 +138,9 @@ def test_a_single_model_and_an_ensemble_are_not_read_as_each_other(tmp_path):
     assert isinstance(load_cost_model(several)[0], CostModelEnsemble)
 
 
-def test_networks_of_one_s_own_are_given_again_one_per_member(tmp_path):
+def test_custom_networks_are_given_again_one_per_member(tmp_path):
     path = tmp_path / "model.safetensors"
-    members = [CostModel(1, 1, net=Slope(slope), output_scale=1.0) for slope in (2.0, 4.0)]
+    members = [CostModel(*boxes(1, 1), net=Slope(slope), output_scale=1.0) for slope in (2.0, 4.0)]
     CostModelEnsemble(members).save(path)
     loaded, _ = CostModelEnsemble.load(path, nets=[Slope(0.0), Slope(0.0)])
     assert loaded.step_cost(np.ones((1, 1)), np.zeros((1, 1))).tolist() == [3]
@@ -150,7 +154,7 @@ def test_networks_of_one_s_own_are_given_again_one_per_member(tmp_path):
 
 
 def test_fewer_than_two_different_members_are_refused():
-    model = CostModel(1, 1)
+    model = CostModel(*boxes(1, 1))
     for members, found in [
         ([], "got 0 of which 0"),
         ([model], "got 1 of which 1"),
@@ -162,12 +166,12 @@ def test_fewer_than_two_different_members_are_refused():
 
 def test_members_that_judge_other_trajectories_are_refused():
     with pytest.raises(ValueError, match=r"got \(\(1,\), 1, 1.0, None\) and \(\(2,\), 1, 1.0, Non"):
-        CostModelEnsemble([CostModel(1, 1), CostModel(2, 1)])
+        CostModelEnsemble([CostModel(*boxes(1, 1)), CostModel(*boxes(2, 1))])
     with pytest.raises(ValueError, match=r"the same, got .* None\) and .* 10\)"):
-        CostModelEnsemble([CostModel(1, 1), CostModel(1, 1, horizon=10)])
+        CostModelEnsemble([CostModel(*boxes(1, 1)), CostModel(*boxes(1, 1), horizon=10)])
 
 
 @pytest.mark.parametrize("pessimism", [math.nan, math.inf])
 def test_pessimism_must_be_a_number(pessimism):
     with pytest.raises(ValueError, match=f"pessimism must be finite, got {pessimism}; 0 is"):
-        CostModelEnsemble([CostModel(1, 1), CostModel(1, 1)], pessimism=pessimism)
+        CostModelEnsemble([CostModel(*boxes(1, 1)), CostModel(*boxes(1, 1))], pessimism=pessimism)

@@ -6,7 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbcrl import CostModel, epic_distance, errors
+from pbcrl import CostModel, errors
+from pbcrl.epic import epic_distance
+
+from .every_space import boxes
 
 # Those of the toy, which older versions of Gymnasium do not have.
 HAZARDS = np.array([(x, y) for x in (-0.45, 0.45) for y in (-0.45, 0.45)])
@@ -148,7 +151,7 @@ def test_being_in_a_hazard_and_arriving_in_one_are_the_same_cost():
 
 def test_a_cost_model_fitted_to_the_hazards_comes_close_to_them():
     torch.manual_seed(0)
-    model = CostModel(2, 2, output_scale=1.0)
+    model = CostModel(*boxes(2, 2), output_scale=1.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     obs, actions, next_obs = toy_batch()
 

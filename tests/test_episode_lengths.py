@@ -12,14 +12,15 @@ from pbcrl import (
     SyntheticOracle,
     Trajectory,
     TrajectoryDataset,
-    TrajectoryRecorder,
     TrajectoryWriter,
-    cost_model_report,
     draw_pairs,
     finished_trajectories,
 )
+from pbcrl.metrics import cost_model_report
+from pbcrl.recorder import TrajectoryRecorder
 
 from .counters import Counter, assert_same, random_model
+from .every_space import boxes
 
 LENGTHS = range(1, 51)
 
@@ -61,7 +62,7 @@ def test_episodes_of_1_to_50_steps_are_recorded_stored_scored_and_learned_from(t
     assert stored.lengths.tolist() == list(LENGTHS)
     assert_same(list(stored), episodes)
 
-    learned = CostModel(2, 1, output_scale=0.3)
+    learned = CostModel(*boxes(2, 1), output_scale=0.3)
     learned.fit_input_scale(stored[:])
     train, valid = bought(stored[::2], 200), bought(stored[1::2], 60)
     trainer = CostModelTrainer(learned, rng=np.random.default_rng(0), lr=1e-2, batch_size=32)
@@ -103,6 +104,6 @@ def test_there_is_no_warning_where_an_early_end_buys_nothing(lengths, options):
     buffer = PreferenceBuffer()
     buffer.add_trajectories([Trajectory(np.ones((n, 2)), np.ones((n, 1))) for n in lengths])
     buffer.add_labels(np.array([[0, 1], [2, 3]]), [Label(1.0, 1.0, 0.0), Label(1.0, 1.0, 0.0)])
-    trainer = CostModelTrainer(CostModel(2, 1, **options), rng=np.random.default_rng(0))
+    trainer = CostModelTrainer(CostModel(*boxes(2, 1), **options), rng=np.random.default_rng(0))
     trainer.finetune(buffer, num_new=2, epochs=1)
     assert trainer.steps == 1

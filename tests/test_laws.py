@@ -19,6 +19,8 @@ from pbcrl.recorder import TrajectoryRecorder
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Trajectory, pad
 
+from .every_space import boxes
+
 law = settings(derandomize=True, deadline=None, max_examples=40)
 law_on_disk = settings(
     law, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -125,7 +127,7 @@ def test_the_variance_of_low_precision_costs_does_not_overflow(dtype):
 @given(st.lists(trajectories(), min_size=1, max_size=5), st.integers(0, 5))
 def test_what_stands_in_the_padding_has_no_influence_on_a_cost(given, more):
     torch.manual_seed(0)
-    model = CostModel(2, 1, hidden_sizes=(4,))
+    model = CostModel(*boxes(2, 1), hidden_sizes=(4,))
     torch.nn.init.normal_(model.net[-1].weight)
     obs, actions, mask = pad(given)
     expected = model.trajectory_cost(obs, actions, mask)
@@ -139,7 +141,7 @@ def test_what_stands_in_the_padding_has_no_influence_on_a_cost(given, more):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_a_cost_model_reads_inputs_of_any_precision(dtype):
     torch.manual_seed(0)
-    model = CostModel(2, 1, hidden_sizes=(4,))
+    model = CostModel(*boxes(2, 1), hidden_sizes=(4,))
     torch.nn.init.normal_(model.net[-1].weight)
     obs, actions = torch.randn(2, 3, 5, 2).to(dtype), torch.randn(3, 5, 1).to(dtype)
     expected = model(obs[0].float(), actions.float())
@@ -252,6 +254,7 @@ def test_any_trajectories_come_back_bit_by_bit_also_from_a_killed_run(
 # -- Recorder and wrapper --------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:an episode is handed out when it ends")
 @law
 @given(st.integers(1, 4), st.booleans(), st.data())
 def test_the_recorder_splits_any_interleaving_as_a_list_per_env_does(num_envs, has_costs, data):

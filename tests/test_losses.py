@@ -48,7 +48,7 @@ def test_preferring_the_cheaper_one_by_ln_3_costs_ln_4_thirds():
     assert preference_loss(first, second, f64([0.0])).item() == pytest.approx(math.log(4))
 
 
-def test_a_preferred_trajectory_gets_cheaper_and_the_other_dearer():
+def test_a_preferred_trajectory_gets_cheaper_and_the_other_costlier():
     first, second = leaf([0.0]), leaf([0.0])
     preference_loss(first, second, f64([1.0])).backward()
     assert first.grad.item() == pytest.approx(0.5)  # descent lowers the preferred one's cost
@@ -331,6 +331,20 @@ def test_labels_outside_0_to_1_are_refused(label):
 def test_integer_costs_are_refused():
     with pytest.raises(TypeError, match=r"floating point to be learned, got dtype torch\.int64"):
         safety_loss(tensor([1]), ONE)
+
+
+@pytest.mark.parametrize("given", [np.ones(1, np.float32), [1.0], 1.0, None])
+def test_what_is_no_tensor_is_refused(given):
+    for wrong in (
+        lambda: preference_loss(given, ONE, ONE),
+        lambda: preference_loss(ONE, ONE, given),
+        lambda: safety_loss(given, ONE),
+        lambda: safety_loss(ONE, given),
+        lambda: snr_loss(tensor([0.0, 1.0]), given),
+        lambda: pbci_loss(ONE, ONE, ONE, ONE, given),
+    ):
+        with pytest.raises(TypeError, match=r"a loss takes tensors, .* got .*; convert"):
+            wrong()
 
 
 @pytest.mark.parametrize("dead_zone", [-0.1, NAN, math.inf])

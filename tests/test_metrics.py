@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import optimize, stats
 
-from pbcrl import distributions, errors, metrics
+from pbcrl import errors, metrics
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 # Rounded, so that ties occur and scaling cannot underflow.
@@ -177,7 +177,7 @@ def test_bold_costs_are_off_by_their_wrong_judgements_alone():
     assert metrics.safety_calibration_error(learned, TRUE, 20) == pytest.approx(2 / 5)
 
 
-def test_the_dearer_by_ln_3_should_be_the_less_safe_one_three_times_in_four():
+def test_the_costlier_by_ln_3_should_be_the_less_safe_one_three_times_in_four():
     """Of one pair, preferred with 3/4: right, a tie, wrong."""
     for true, error in (([0.0, 1.0], 1 / 4), ([1.0, 1.0], 1 / 4), ([1.0, 0.0], 3 / 4)):
         found = metrics.preference_calibration_error([0.0, math.log(3)], true)
@@ -204,6 +204,94 @@ def test_labels_drawn_from_the_model_s_own_probabilities_are_calibrated():
     safe = rng.random(20_000) < 1 / (1 + np.exp(learned))
     assert metrics.safety_calibration_error(learned, 1.0 - safe, 0.5) < 0.01
     assert metrics.safety_calibration_error(3 * learned, 1.0 - safe, 0.5) > 0.1
+
+
+# -- Distributions -----------------------------------------------------------------------------
+
+
+def test_shifting_a_distribution_by_3_moves_it_by_3():
+    assert metrics.wasserstein2(np.array(TRUE)[::-1] + 3, TRUE) == pytest.approx(3)
+
+
+def test_w2_of_0_1_and_0_3_is_root_2():
+    assert metrics.wasserstein2([1.0, 0.0], [0.0, 3.0]) == pytest.approx(math.sqrt(2))
+
+
+@law
+@given(cost_pairs)
+def test_w2_is_the_best_assignment_of_learned_to_true_costs(rows):
+    learned, true = split(rows)
+    squared = (learned[:, None] - true[None, :]) ** 2
+    best = squared[optimize.linear_sum_assignment(squared)].mean()
+    assert metrics.wasserstein2(learned, true) == pytest.approx(math.sqrt(best))
+
+
+@law
+@given(cost_pairs.filter(lambda rows: len({learned for learned, _ in rows}) > 1))
+def test_scaled_w2_ignores_the_scale_of_the_learned_cost_but_not_where_its_limit_lies(rows):
+    learned, true = split(rows)
+    w2 = metrics.w2_scaled(learned, true, 20)
+    assert metrics.w2_scaled(7 * learned, true, 20) == pytest.approx(w2)
+    assert metrics.w2_scaled(learned + 5, true, 20, learned_limit=5) == pytest.approx(w2)
+
+
+def test_a_limit_learned_too_high_shows_in_the_scaled_w2_and_not_in_the_z_scored():
+    """Learned costs of the true shape, half its scale, zero at 26 instead of 20: off by 6."""
+    learned = (np.array(TRUE) - 26) / 2
+    assert metrics.w2_scaled(learned, TRUE, 20) == pytest.approx(6)
+    assert metrics.w2_zscored(learned, TRUE) == pytest.approx(0)
+
+
+def test_opposite_two_point_shapes_are_z_scored_apart():
+    """(1, -1) against (1, -1) in any place and scale is 0; a skewed shape is not."""
+    assert metrics.w2_zscored([0.0, 8.0], [3.0, 1.0]) == pytest.approx(0)
+    assert metrics.w2_zscored([0.0, 0.0, 3.0], [0.0, 3.0, 3.0]) == pytest.approx(1.0)
+
+
+@law
+@given(st.lists(costs, min_size=2, max_size=12).filter(lambda sample: len(set(sample)) > 1))
+def test_skewness_agrees_with_scipy(sample):
+    assert metrics.skewness(sample) == pytest.approx(stats.skew(sample), abs=1e-9)
+
+
+def test_a_tail_that_is_too_short_has_a_negative_quantile_error():
+    """A symmetric learned cost reaches d plus 1.4 standard deviations; the true maximum is 90."""
+    learned = [-2.0, -1.0, 0.0, 1.0, 2.0]
+    scaled_maximum = 20 + np.std(TRUE) / np.std(learned) * 2
+    error = metrics.tail_quantile_error(learned, TRUE, 20, quantile=1)
+    assert error == pytest.approx(scaled_maximum - 90)
+    assert error < 0
+
+
+def test_the_worst_15_percent_of_1_to_10_are_10_and_half_of_9():
+    worst = metrics.conditional_value_at_risk(range(1, 11), quantile=0.85)
+    assert worst == pytest.approx((10 + 0.5 * 9) / 1.5)
+
+
+@law
+@given(st.lists(costs, min_size=1, max_size=12), st.sampled_from([0.0, 0.3, 0.5, 0.95]))
+def test_cvar_is_the_least_of_all_z_plus_the_mean_excess_over_z(sample, quantile):
+    """Rockafellar and Uryasev's formula is convex with kinks at the costs, so least at one."""
+    bound = min(z + np.maximum(0, np.array(sample) - z).mean() / (1 - quantile) for z in sample)
+    found = metrics.conditional_value_at_risk(sample, quantile=quantile)
+    assert found == pytest.approx(bound, abs=1e-9)
+    assert np.mean(sample) - 1e-9 <= found <= max(sample) + 1e-9
+
+
+def test_cvar_at_0_is_the_mean_and_near_1_the_maximum():
+    assert metrics.conditional_value_at_risk(TRUE, quantile=0) == pytest.approx(30)
+    assert metrics.conditional_value_at_risk(TRUE, quantile=0.9) == pytest.approx(90)
+
+
+def test_a_quantile_does_not_see_how_far_a_tail_reaches_but_cvar_does():
+    """20 costs with the limit 0, of which the learned ones stretch the worst alone, 20 to 40."""
+    true = np.arange(1.0, 21.0)
+    learned = np.where(true == 20, 40.0, true)
+    scale = true.std() / learned.std()
+    error = metrics.cvar_error(learned, true, 0, quantile=0.9)
+    assert error == pytest.approx(scale * (40 + 19) / 2 - (20 + 19) / 2)
+    quantile = metrics.tail_quantile_error(learned, true, 0, quantile=0.9)
+    assert quantile == pytest.approx(scale * 18.1 - 18.1)
 
 
 # -- Bias --------------------------------------------------------------------------------------
@@ -255,19 +343,19 @@ def test_the_report_holds_each_measure_under_its_own_name():
     ):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE, 20, learned_limit=0.5)
     for name in ("w2_scaled", "tail_quantile_error", "cvar_error"):
-        assert report[name] == getattr(distributions, name)(LEARNED, TRUE, 20, learned_limit=0.5)
+        assert report[name] == getattr(metrics, name)(LEARNED, TRUE, 20, learned_limit=0.5)
     for percent in (90, 99):
-        assert report[f"tail_quantile_error_{percent}"] == distributions.tail_quantile_error(
+        assert report[f"tail_quantile_error_{percent}"] == metrics.tail_quantile_error(
             LEARNED, TRUE, 20, learned_limit=0.5, quantile=percent / 100
         )
     assert report["base_rate"] == metrics.base_rate(TRUE, 20)
     assert report["auroc"] == metrics.auroc(LEARNED, TRUE, 20)
     for name in ("pair_accuracy", "spearman", "preference_calibration_error"):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE)
-    assert report["w2_raw"] == distributions.wasserstein2(LEARNED, TRUE)
-    assert report["w2_zscored"] == distributions.w2_zscored(LEARNED, TRUE)
-    assert report["skewness_learned"] == distributions.skewness(LEARNED)
-    assert report["skewness_true"] == distributions.skewness(TRUE)
+    assert report["w2_raw"] == metrics.wasserstein2(LEARNED, TRUE)
+    assert report["w2_zscored"] == metrics.w2_zscored(LEARNED, TRUE)
+    assert report["skewness_learned"] == metrics.skewness(LEARNED)
+    assert report["skewness_true"] == metrics.skewness(TRUE)
     assert all(type(value) is float for value in report.values())
 
 
@@ -319,6 +407,19 @@ def test_a_report_on_a_constant_learned_cost_keeps_what_is_defined():
         (lambda: metrics.expected_calibration_error([0.5], [math.nan]), "there is no outcome"),
         (lambda: metrics.safety_calibration_error([], [], 20), "there is no trajectory"),
         (lambda: metrics.preference_calibration_error([1.0], [1.0]), "there is no pair of"),
+        (lambda: metrics.wasserstein2([], []), "wasserstein2 is undefined"),
+        (
+            lambda: metrics.w2_scaled([1.0, 1.0], [1.0, 2.0], 20),
+            "learned costs have no spread",
+        ),
+        (lambda: metrics.w2_zscored([1.0, 2.0], [1.0, 1.0]), "w2_zscored is .* no spread"),
+        (lambda: metrics.skewness([4.0]), "skewness is undefined, because the costs have no"),
+        (lambda: metrics.tail_quantile_error([0.1] * 3, [1.0, 2.0, 3.0], 20), "no spread"),
+        (
+            lambda: metrics.cvar_error([0.1] * 3, [1.0, 2.0, 3.0], 20),
+            "cvar_error is .* no sp",
+        ),
+        (lambda: metrics.conditional_value_at_risk([]), "there is no trajectory"),
     ],
 )
 def test_what_the_data_leave_undefined_is_nan_with_one_warning(measure, why):
@@ -370,3 +471,10 @@ def test_what_is_no_probability_or_no_outcome_is_refused(args, match):
 def test_calibration_without_bins_is_refused():
     with pytest.raises(ValueError, match="num_bins must be at least 1, got 0; 10 are usual"):
         metrics.preference_calibration_error(LEARNED, TRUE, num_bins=0)
+
+
+def test_a_quantile_given_in_percent_is_refused():
+    with pytest.raises(ValueError, match=r"quantile must lie in \[0, 1\], got 95"):
+        metrics.tail_quantile_error(TRUE, TRUE, 20, quantile=95)
+    with pytest.raises(ValueError, match=r"quantile must lie in \[0, 1\), got 1; 0\.95 is the"):
+        metrics.conditional_value_at_risk(TRUE, quantile=1)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import MissingCostError
-from pbcrl.recorder import TrajectoryRecorder, diverged_envs, step_costs
+from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 
 from .counters import assert_same
 
@@ -107,10 +107,27 @@ def test_the_recorder_refuses_rows_that_numpy_would_spread():
         TrajectoryRecorder(0)
 
 
+def test_an_episode_of_100_000_steps_is_told_once_to_have_no_end():
+    recorder = TrajectoryRecorder(1)
+    step = np.zeros((1, 1)), np.zeros((1, 1)), None, np.array([False])
+    for _ in range(100_000):
+        recorder.record(*step)
+    with pytest.warns(RuntimeWarning, match="gone on for 100000 steps, .*give the env a"):
+        recorder.record(*step)
+    recorder.drop_unfinished()
+    for _ in range(100_001):  # warnings are errors here: there is no second one
+        recorder.record(*step)
+
+
+def test_negative_costs_of_a_batch_are_refused():
+    with pytest.raises(ValueError, match=r"must be >= 0, got info\['cost'\] = -3.0; pay for"):
+        step_costs({"cost": np.array([1.0, -3.0])}, 2, NEITHER)
+
+
 def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
     recorder = TrajectoryRecorder(2)
     recorder.record(*row(0), NEITHER)
-    (second,) = recorder.record(*row(1), BOTH, diverged=np.array([True, False]))
+    (second,) = recorder.record(*row(1), BOTH, discarded=np.array([True, False]))
     np.testing.assert_array_equal(second.costs, [0.0, 10.0])
     first, _ = recorder.record(*row(2), BOTH)
     np.testing.assert_array_equal(first.costs, [2.0])  # nothing is left of the dropped one
@@ -125,13 +142,13 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
         ({"final_info": {"diverged": np.array([True, False])}}, [True, False]),
     ],
 )
-def test_diverged_envs_are_found_wherever_the_infos_tell_of_them(infos, expected):
-    assert diverged_envs(infos, 2).tolist() == expected
+def test_discarded_envs_are_found_wherever_the_infos_tell_of_them(infos, expected):
+    assert discarded_envs(infos, 2).tolist() == expected
 
 
 def test_a_single_env_tells_of_divergence_by_a_flag():
-    assert diverged_envs({"diverged": True}, 1).tolist() == [True]
-    assert diverged_envs({"cost": 1.0}, 1).tolist() == [False]
+    assert discarded_envs({"diverged": True}, 1).tolist() == [True]
+    assert discarded_envs({"cost": 1.0}, 1).tolist() == [False]
 
 
 def test_a_recorder_goes_on_where_another_was():
@@ -143,7 +160,7 @@ def test_a_recorder_goes_on_where_another_was():
     whole, first, second = (TrajectoryRecorder(3) for _ in range(3))
     expected = [episode for step in steps for episode in whole.record(*step)]
     found = [episode for step in steps[:150] for episode in first.record(*step)]
-    second.set_state(first.get_state())
+    second.load_state_dict(first.state_dict())
     found += [episode for step in steps[150:] for episode in second.record(*step)]
     assert len(expected) > 10
     assert_same(found, expected)
@@ -152,11 +169,11 @@ def test_a_recorder_goes_on_where_another_was():
 
 def test_a_recorder_that_saw_no_step_yet_can_be_continued():
     recorder = TrajectoryRecorder(2)
-    recorder.set_state(TrajectoryRecorder(2).get_state())
+    recorder.load_state_dict(TrajectoryRecorder(2).state_dict())
     rows = np.zeros((2, 5)), np.zeros((2, 1)), None, np.array([True, False])
     assert [len(episode) for episode in recorder.record(*rows)] == [1]
 
 
 def test_the_state_of_another_number_of_envs_is_refused():
     with pytest.raises(ValueError, match="as many envs as it has, 2, got one for 3"):
-        TrajectoryRecorder(2).set_state(TrajectoryRecorder(3).get_state())
+        TrajectoryRecorder(2).load_state_dict(TrajectoryRecorder(3).state_dict())

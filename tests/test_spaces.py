@@ -113,11 +113,15 @@ def test_numbers_in_an_observation_of_bytes_are_not_cut_off():
 @pytest.mark.parametrize(
     ("space", "value", "message"),
     [
-        (Discrete(3), 3, r"action must lie in Discrete\(3\), got 3 \(int64\); check what the pol"),
+        (Discrete(3), 3, r"action must lie in Discrete\(3\), got 3 \(int64\); check the output"),
         (Discrete(3), -1, r"action must lie in Discrete\(3\), got -1 "),
         (Discrete(3, start=2), 1, r"got 1 "),
         (Discrete(3), 1.0, r"got 1.0 \(float64\)"),
-        (Discrete(3), np.array([1]), r"have the shape \(\) of its space, got \(1,\); check what"),
+        (
+            Discrete(3),
+            np.array([1]),
+            r"have the shape \(\) of its space, got \(1,\); check the",
+        ),
         (MultiDiscrete([2, 3]), [2, 0], r"action must lie in MultiDiscrete.*, got \[2 0\]"),
         (MultiDiscrete([2, 3]), [0, -1], r"got \[ 0 -1\]"),
         (MultiDiscrete([2, 3]), [0], r"have the shape \(2,\) of its space, got \(1,\)"),

@@ -150,6 +150,13 @@ def test_a_verdict_other_than_safe_or_unsafe_is_refused_by_name(verdict):
         Label(0.5, 1, verdict)
 
 
+def test_an_answer_that_is_no_number_is_refused():
+    with pytest.raises(TypeError, match="made of numbers, but preference is None; use"):
+        Label(None, 1, 0)
+    with pytest.raises(TypeError, match="but second_safe is 'yes'"):
+        Label(1, 1, "yes")
+
+
 # -- Padding ---------------------------------------------------------------------------------
 
 
@@ -222,3 +229,9 @@ def test_segments_need_no_costs_and_share_the_memory_of_their_episode():
 def test_a_segment_of_no_steps_is_refused():
     with pytest.raises(ValueError, match="a segment needs at least one step, got length=0"):
         cut_segments([], 0)
+
+
+def test_segments_longer_than_every_episode_are_told():
+    with pytest.warns(UserWarning, match="got length=9, but the longest of 2 episodes has 3 ste"):
+        assert cut_segments([trajectory(np.zeros((3, 3)))] * 2, 9) == []
+    assert cut_segments([], 9) == []

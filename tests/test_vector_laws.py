@@ -18,6 +18,7 @@ from pbcrl.recorder import finished_trajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper
 
 from .counters import Counter
+from .every_space import boxes
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 law = settings(derandomize=True, deadline=None, max_examples=40)
@@ -29,7 +30,9 @@ law = settings(derandomize=True, deadline=None, max_examples=40)
 def test_the_vector_wrapper_hands_out_every_episode_of_any_lengths(mode, lengths, num_steps):
     """Also of one step. s_t = (t, offset of the episode), so that a row tells where it is from."""
     make = [lambda length=length: TimeLimit(Counter(99), length) for length in lengths]
-    envs = PreferenceCostVectorWrapper(SyncVectorEnv(make, autoreset_mode=mode), CostModel(2, 1))
+    envs = PreferenceCostVectorWrapper(
+        SyncVectorEnv(make, autoreset_mode=mode), CostModel(*boxes(2, 1))
+    )
     envs.reset(seed=0)
     found = []
     for step in range(num_steps):
@@ -66,7 +69,7 @@ def test_an_env_that_raises_in_mid_episode_costs_the_unfinished_episodes_only(mo
     """After a reset every episode is whole again, and the earlier ones are as they were."""
     singles = [Counter(length), Fragile(3)]
     envs = SyncVectorEnv([lambda env=env: env for env in singles], autoreset_mode=mode)
-    envs = PreferenceCostVectorWrapper(envs, CostModel(2, 1))
+    envs = PreferenceCostVectorWrapper(envs, CostModel(*boxes(2, 1)))
     found, action = [], np.zeros((2, 1), np.float32)
     for seed in range(2):
         envs.reset(seed=seed)

@@ -1,3 +1,6 @@
+import copy
+
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,11 +19,11 @@ from gymnasium.wrappers import TimeLimit
 
 from pbcrl.cost_model import CostModel
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.recorder import diverged_envs, finished_trajectories, step_costs
+from pbcrl.recorder import discarded_envs, finished_trajectories, step_costs
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 
 from .counters import NOT_REPORTED, Counter, assert_same, linear_model, random_model
-from .every_space import SPACE_IDS, SPACE_PAIRS, Wander, draw_actions, model_for
+from .every_space import SPACE_IDS, SPACE_PAIRS, Wander, boxes, draw_actions, model_for
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 LENGTHS = [3, 1, 4]
@@ -395,7 +398,7 @@ def test_a_vector_env_hands_out_whole_episodes_and_none_that_diverged(mode):
         *_, infos = wrapped.step(np.full((2, 1), 0.5, np.float32))
         handed_out = infos.get("trajectory", [None, None])
         lengths.append([None if t is None else len(t) for t in handed_out])
-        diverged.append(diverged_envs(infos, 2).tolist())
+        diverged.append(discarded_envs(infos, 2).tolist())
         if "final_info" in infos:  # the true cost, 0.5, does not pass for the learned one
             assert (infos["final_info"]["cost"][infos["_final_info"]] != 0.5).all()
     assert diverged == [[t == 1, False] for t in range(6)]
@@ -425,11 +428,11 @@ def test_a_vector_env_of_another_time_limit_than_the_learned_limit_s_is_refused(
     envs = BatchedCounter([3, 3])
     envs.spec = EnvSpec("Counter-v0", max_episode_steps=20)
     with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
-        PreferenceCostVectorWrapper(envs, CostModel(2, 1, horizon=10))
+        PreferenceCostVectorWrapper(envs, CostModel(*boxes(2, 1), horizon=10))
 
 
 def test_every_env_counts_its_own_steps_up_to_the_horizon():
-    envs = PreferenceCostVectorWrapper(BatchedCounter([1, 9]), CostModel(2, 1, horizon=2))
+    envs = PreferenceCostVectorWrapper(BatchedCounter([1, 9]), CostModel(*boxes(2, 1), horizon=2))
     envs.reset(seed=0)
     for _ in range(2):
         envs.step(np.zeros((2, 1), np.float32))
@@ -448,11 +451,61 @@ def test_a_wrapper_goes_on_where_another_was(mode):
     expected = play(whole, ACTIONS)
     before = PreferenceCostVectorWrapper(singles, model)
     with pytest.raises(ResetNeeded):
-        before.get_state()
+        before.state_dict()
     before.reset(seed=0)
     found = play(before, ACTIONS[:9])
-    after = PreferenceCostVectorWrapper(singles, model)  # the envs themselves just go on
-    after.set_state(before.get_state())
+    after = PreferenceCostVectorWrapper(singles, model)
+    state = before.state_dict()
+    assert state["envs"] is None  # the envs cannot tell it; they themselves just go on
+    after.load_state_dict(state)
     found += play(after, ACTIONS[9:])
     assert len(expected) > 5
     assert_same(found, expected)
+
+
+class SavedCounter(BatchedCounter):
+    """A `BatchedCounter` that can tell its state and take it over."""
+
+    def state_dict(self):
+        return {"rows": self.rows.copy(), "draws": [env.np_random for env in self.envs]}
+
+    def load_state_dict(self, state):
+        self.envs, self.rows = [Counter() for _ in self.lengths], state["rows"].copy()
+        for env, draws in zip(self.envs, copy.deepcopy(state["draws"]), strict=True):
+            env.np_random = draws
+
+
+def test_the_state_of_envs_that_can_tell_it_is_part_of_the_wrapper_s():
+    def play(envs, actions):
+        return [episode for a in actions for episode in finished_trajectories(envs.step(a)[-1])]
+
+    whole, other, plain = (
+        PreferenceCostVectorWrapper(make(LENGTHS), random_model())
+        for make in (SavedCounter, SavedCounter, BatchedCounter)
+    )
+    assert [envs.restores_envs for envs in (whole, plain)] == [True, False]
+    whole.reset(seed=0)
+    play(whole, ACTIONS[:9])
+    state = copy.deepcopy(whole.state_dict())
+    expected = play(whole, ACTIONS[9:])
+    other.load_state_dict(state)  # never reset
+    assert_same(play(other, ACTIONS[9:]), expected)
+    assert len(expected) > 5
+    with pytest.raises(ValueError, match="needs envs with state_dict and load_state_dict, got"):
+        plain.load_state_dict(state)
+
+
+def test_a_state_without_that_of_the_envs_leaves_them_to_a_reset():
+    envs = PreferenceCostVectorWrapper(BatchedCounter(LENGTHS), random_model())
+    envs.reset(seed=0)
+    envs.step(ACTIONS[0])
+    again = PreferenceCostVectorWrapper(BatchedCounter(LENGTHS), random_model())
+    again.load_state_dict(envs.state_dict())
+    again.reset(seed=5)
+    infos = [again.step(actions)[-1] for actions in ACTIONS[:4]]
+    assert [len(infos[-1]["trajectory"][2])] == [4]  # no rows of before
+
+
+def test_a_model_for_a_vector_env_is_that_for_each_of_its_envs():
+    model = CostModel.for_env(gym.make_vec("CartPole-v1", 2))
+    assert (model.obs_shape, model.act_dim, model.horizon) == ((4,), 2, 500)

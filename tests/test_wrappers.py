@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -11,11 +13,11 @@ from gymnasium.wrappers import ClipAction, TimeLimit
 from pbcrl.cost_model import CostModel
 from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.recorder import diverged_envs, finished_trajectories
+from pbcrl.recorder import discarded_envs, finished_trajectories
 from pbcrl.wrappers import Autoreset, PreferenceCostWrapper
 
 from .counters import NOT_REPORTED, Counter, linear_model, random_model
-from .every_space import SPACE_IDS, SPACE_PAIRS, Wander, draw_actions, model_for
+from .every_space import SPACE_IDS, SPACE_PAIRS, Wander, boxes, draw_actions, model_for
 
 
 def act(value):
@@ -223,6 +225,14 @@ def test_a_cost_that_is_not_one_number_is_refused(cost):
         play(env, [0.0])
 
 
+@pytest.mark.parametrize("cost", [-1.0, -(10**9)])
+def test_a_negative_true_cost_is_refused(cost):
+    env = PreferenceCostWrapper(Counter(cost={2: cost}), linear_model())
+    message = r"a true cost must be >= 0, got info\['cost'\] = -1.*; pay for safety in the reward"
+    with pytest.raises(ValueError, match=message):
+        play(env, [0.0, 0.0])
+
+
 def test_an_action_of_another_shape_is_not_broadcast():
     env = PreferenceCostWrapper(Counter(), linear_model())
     env.reset(seed=0)
@@ -238,6 +248,42 @@ def test_an_observation_of_another_shape_than_its_space_is_refused():
     env = PreferenceCostWrapper(Column(), linear_model())
     with pytest.raises(ValueError, match=r"obs must have the shape \(2,\) .*, got \(2, 1\); mend"):
         env.reset()
+
+
+def test_a_space_that_changes_in_mid_episode_does_not_hide_an_observation_of_another_shape():
+    class Grows(Counter):
+        def step(self, action):
+            self.observation_space = Box(-1, 1, (5,), np.float32)
+            _, *rest = super().step(action)
+            return np.zeros(5, np.float32), *rest
+
+    env = PreferenceCostWrapper(Grows(), linear_model())
+    with pytest.raises(
+        ValueError, match=r"obs must have the shape \(2,\) of its space, got \(5,\)"
+    ):
+        play(env, [0.0])
+
+
+# -- Episodes that never end -----------------------------------------------------------------
+
+
+def test_a_time_limit_outside_the_wrapper_is_told_once():
+    env = TimeLimit(PreferenceCostWrapper(Counter(99), linear_model()), 2)
+    for _ in range(9):
+        play(env, [0.0, 0.0])
+    env.reset()
+    env.step(act(0.0))
+    with pytest.warns(RuntimeWarning, match="none has ended yet, and 10 were cut off .*TimeLimit"):
+        env.reset()
+    for _ in range(30):  # warnings are errors here: there is no second one
+        play(env, [0.0, 0.0])
+
+
+def test_resets_in_mid_episode_are_no_fault_once_an_episode_has_ended():
+    env = PreferenceCostWrapper(Counter(2), linear_model())
+    play(env, [0.0, 0.0])
+    for _ in range(30):
+        play(env, [0.0])
 
 
 # -- Spaces ----------------------------------------------------------------------------------
@@ -276,7 +322,7 @@ def test_an_env_of_any_spaces_is_scored_and_recorded(obs_space, action_space):
 
 def test_a_model_of_flat_rows_reads_an_image_flat():
     space = Box(0, 255, (4, 3, 2), np.uint8)
-    env = PreferenceCostWrapper(Wander(space, Discrete(2), 1), CostModel(24, 2))
+    env = PreferenceCostWrapper(Wander(space, Discrete(2), 1), CostModel(*boxes(24, 2)))
     obs, _ = env.reset(seed=0)
     trajectory = env.step(1)[-1]["trajectory"]
     assert trajectory.layout == ((24,), 2, "uint8")
@@ -316,13 +362,20 @@ FLAT = Box(-1, 1, (2,), np.float32)
         (Dict(a=FLAT, b=Text(9)), FLAT, r"observation\['b'\] is Text.*put TransformObservation in"),
         (FLAT, Tuple([FLAT]), r"^an action space must be a Box, .* got Tuple.*TransformAction"),
         (FLAT, FLAT, r"obs_shape=\(2,\) and act_dim=1, the env has \(2,\) and 2; use CostModel\.f"),
-        (Box(0, 1, (3, 4)), FLAT, r"the env has \(12,\) and 2; use CostModel\.for_spaces"),
+        (Box(0, 1, (3, 4)), FLAT, r"the env has \(12,\) and 2; use CostModel\.for_env"),
         (Box(0, 255, (9, 9, 3), np.uint8), FLAT, r"the env has \(9, 9, 3\) and 2"),
     ],
 )
 def test_spaces_that_the_model_cannot_read_are_refused_by_name(obs, action, message):
     with pytest.raises(ValueError, match=message):
         PreferenceCostWrapper(Wander(obs, action, 1), linear_model())
+
+
+@pytest.mark.parametrize("model", ["model.safetensors", Path("a"), torch.nn.Linear(3, 1), None])
+def test_what_is_no_cost_model_is_refused_with_what_would_be_one(model):
+    message = "must be a CostModel or another LearnedCost, got .*; read a file by load_cost_model"
+    with pytest.raises(TypeError, match=message):
+        PreferenceCostWrapper(Counter(), model)
 
 
 def test_wrapping_twice_is_refused():
@@ -346,7 +399,7 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_not_handed_out():
             *_, terminated, truncated, info = env.step(act(0.5))
             done = terminated or truncated
         lengths.append([len(t) for t in finished_trajectories(info)])
-        assert diverged_envs(info, 1).tolist() == [not lengths[-1]]
+        assert discarded_envs(info, 1).tolist() == [not lengths[-1]]
     assert lengths == [[], [3]]
 
 
@@ -357,13 +410,13 @@ def test_an_env_of_another_time_limit_than_the_learned_limit_s_is_refused():
     env = Counter()
     env.spec = EnvSpec("Counter-v0", max_episode_steps=20)
     with pytest.raises(ValueError, match="learned on: 10, but episodes here have a time limit of"):
-        PreferenceCostWrapper(env, CostModel(2, 1, horizon=10))
-    PreferenceCostWrapper(env, CostModel(2, 1, horizon=20))
+        PreferenceCostWrapper(env, CostModel(*boxes(2, 1), horizon=10))
+    PreferenceCostWrapper(env, CostModel(*boxes(2, 1), horizon=20))
 
 
 def test_an_episode_that_passes_the_horizon_is_found_out_in_the_step_that_does():
     """Where no env tells its time limit."""
-    env = PreferenceCostWrapper(Counter(9), CostModel(2, 1, horizon=2))
+    env = PreferenceCostWrapper(Counter(9), CostModel(*boxes(2, 1), horizon=2))
     env.reset()
     for _ in range(2):
         env.step(act(0.5))
@@ -372,7 +425,7 @@ def test_an_episode_that_passes_the_horizon_is_found_out_in_the_step_that_does()
 
 
 def test_episodes_that_end_before_the_horizon_are_judged():
-    env = PreferenceCostWrapper(Counter(3), CostModel(2, 1, horizon=50))
+    env = PreferenceCostWrapper(Counter(3), CostModel(*boxes(2, 1), horizon=50))
     for _ in range(20):
         infos = play(env, [0.5] * 9)
     assert len(finished_trajectories(infos[-1])[0]) == 3
@@ -380,7 +433,7 @@ def test_episodes_that_end_before_the_horizon_are_judged():
 
 def test_the_step_costs_of_an_ensemble_sum_to_the_score_of_its_episode():
     torch.manual_seed(0)
-    members = [CostModel(2, 1, hidden_sizes=(8,)) for _ in range(3)]
+    members = [CostModel(*boxes(2, 1), hidden_sizes=(8,)) for _ in range(3)]
     for member in members:
         torch.nn.init.normal_(member.net[-1].weight)
     ensemble = CostModelEnsemble(members, pessimism=1.0)

@@ -14,11 +14,15 @@ import gymnasium
 import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import FlattenObservation
-from highway_env.envs import HighwayEnv, IntersectionEnv, MergeEnv, RoundaboutEnv
-from highway_env.envs.common.abstract import AbstractEnv
 
-from pbcrl_envs.driving.highway import make_viewer
+from pbcrl_envs.checks import needs_extra
 from pbcrl_envs.driving.scenario import refuse_unknown
+
+with needs_extra("driving"):
+    from highway_env.envs import HighwayEnv, IntersectionEnv, MergeEnv, RoundaboutEnv
+    from highway_env.envs.common.abstract import AbstractEnv
+
+    from pbcrl_envs.driving.highway import make_viewer
 
 
 class HighwayCostWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):

@@ -13,18 +13,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from highway_env import utils
-from highway_env.envs.common.abstract import AbstractEnv
-from highway_env.envs.common.action import action_factory
-from highway_env.envs.common.graphics import EnvViewer
-from highway_env.envs.common.observation import ObservationType, observation_factory
-from highway_env.road.road import Road, RoadNetwork
-from highway_env.vehicle.graphics import VehicleGraphics
-from highway_env.vehicle.kinematics import Vehicle
-from highway_env.vehicle.objects import Landmark
 from numpy.typing import NDArray
 
-from pbcrl_envs.checks import State, check_render_mode, checked_actions, require_render_mode
+from pbcrl_envs.checks import (
+    State,
+    check_render_mode,
+    checked_actions,
+    needs_extra,
+    require_render_mode,
+)
 from pbcrl_envs.driving.rules import (
     Cars,
     Floats,
@@ -45,11 +42,23 @@ from pbcrl_envs.driving.scenario import (
     find_scenario,
     refuse_unknown,
 )
-from pbcrl_envs.driving.state import pack, unpack
-from pbcrl_envs.driving.twin import AXES
+from pbcrl_envs.driving.twin import DrivingSimulation
+from pbcrl_envs.episodes import Episodes
+
+with needs_extra("driving"):
+    from highway_env import utils
+    from highway_env.envs.common.abstract import AbstractEnv
+    from highway_env.envs.common.action import action_factory
+    from highway_env.envs.common.graphics import EnvViewer
+    from highway_env.envs.common.observation import ObservationType, observation_factory
+    from highway_env.road.road import Road, RoadNetwork
+    from highway_env.vehicle.graphics import VehicleGraphics
+    from highway_env.vehicle.kinematics import Vehicle
+    from highway_env.vehicle.objects import Landmark
 
 _ROAD_START, _ROAD_LENGTH = -100.0, 2000.0
 """Metres: further than any car comes within an episode."""
+_ONLY = np.zeros(1, dtype=np.intp)
 
 
 def make_viewer(env: AbstractEnv) -> None:
@@ -248,44 +257,42 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
         if isinstance(self.action_space, Box):
             # In float64: highway-env would map float32 commands with float32 rounding.
             shape = self.action_space.shape
-            action = checked_actions(action, shape=shape, axes=AXES)
+            action = checked_actions(action, shape=shape, axes=DrivingSimulation.action_axes)
         result: tuple[Any, float, bool, bool, dict[str, Any]] = super().step(action)
         return result
 
-    def get_state(self) -> State:
-        """Return all that the future depends on: one row of the twin's `get_state`.
+    def state_dict(self) -> State:
+        """Return all that the future depends on: one row of the batch's `state_dict`.
 
         Raises:
             ValueError: If the traffic reacts; highway-env's own vehicles hold more than this.
         """
         self._require_scripted()
-        state = pack(
-            self._task,
-            self._cars(),
-            self._acceleration,
-            elapsed=np.array([self.steps // self.scenario.frames]),
-            finished=np.array([self._finished]),
-            rngs=[self.np_random],
-        )
-        return {name: np.asarray(values[0]) for name, values in state.items()}
+        twin, episodes = self._as_batch()
+        episodes.begin(_ONLY)  # what it draws is overwritten
+        twin.cars, twin.acceleration = self._cars(), self._acceleration
+        twin.streams[0] = self.np_random
+        twin.elapsed[0] = self.steps // self.scenario.frames
+        episodes.finished[0] = self._finished
+        return {name: np.asarray(row[0]) for name, row in episodes.state_dict(_ONLY).items()}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state of `get_state`, or from a row of the twin's of the same task.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict`, or from a row of the batch's of the same task.
 
         Raises:
             ValueError: If it is not a state of this task, or the traffic reacts; the env is left as
                 it was.
         """
         self._require_scripted()
+        twin, episodes = self._as_batch()
         rows = {name: np.asarray(values)[None] for name, values in state.items()}
-        num_cars = len(self.road.vehicles)
-        cars, rest, (rng,) = unpack(rows, task=self._task, num_envs=1, num_cars=num_cars)
-        self.np_random = rng
-        self.steps = int(rest["elapsed"][0]) * self.scenario.frames
+        episodes.load_state_dict(rows, _ONLY)
+        self.np_random = twin.streams[0]
+        self.steps = int(twin.elapsed[0]) * self.scenario.frames
         self.time = self.steps / self.config["simulation_frequency"]
-        self._finished = bool(rest["finished"][0])
-        self._populate(cars)
-        self._acceleration = rest["acceleration"].T
+        self._finished = bool(episodes.finished[0])
+        self._populate(twin.cars)
+        self._acceleration = twin.acceleration
 
     def render(self) -> NDArray[np.uint8] | None:
         """Return a frame, uint8 (height, width, 3), or show it, as the render mode has it.
@@ -388,6 +395,10 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
     def _cars(self) -> Cars:
         rows = [(*v.position, v.heading, v.speed) for v in self.road.vehicles]
         return Cars(*np.array(rows, dtype=np.float64).T[:, :, None])
+
+    def _as_batch(self) -> tuple[DrivingSimulation, Episodes]:
+        twin = DrivingSimulation(self._task, self.scenario, num_envs=1)
+        return twin, Episodes(twin)
 
     def _require_scripted(self) -> None:
         if not all(isinstance(vehicle, _PaperVehicle) for vehicle in self.road.vehicles):

@@ -11,56 +11,27 @@ from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
-from gymnasium.utils import seeding
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
-from numpy.typing import ArrayLike, NDArray
+from gymnasium.vector import AutoresetMode
 
-from pbcrl_envs.checks import (
-    State,
-    check_at_least_one,
-    check_begun,
-    check_render_mode,
-    checked_actions,
-    checked_autoreset_mode,
-    checked_ids,
-    refuse_options,
-    require_render_mode,
-    seed_per_env,
-)
-from pbcrl_envs.driving.rules import (
-    Cars,
-    Floats,
-    Mask,
-    Obs,
-    advance,
-    draw_start,
-    judge,
-    observe,
-    start_cars,
-)
-from pbcrl_envs.driving.scenario import UNIT, as_config, changed, find_scenario
-from pbcrl_envs.driving.state import pack, unpack
-
-AXES = "(throttle, steering)"
+from pbcrl_envs.batched import BatchedEnv
+from pbcrl_envs.checks import State
+from pbcrl_envs.driving.rules import Cars, Obs, advance, draw_start, judge, observe, start_cars
+from pbcrl_envs.driving.scenario import UNIT, Scenario, as_config, changed, find_scenario
+from pbcrl_envs.simulation import FloatArray, Image, IndexArray, Simulation, StepResult
+from pbcrl_envs.streams import Streams
 
 
-class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
-    """N copies of a driving task, each with its own traffic and random stream.
+class DrivingVectorEnv(BatchedEnv):
+    """N copies of a driving task; `BatchedEnv` says what all batches have in common.
 
     Env i seeded with s lives through what `DrivingEnv` seeded with s + i does. Reaching the goal, a
-    collision and leaving the frame terminate; `max_episode_steps` truncates.
+    collision and leaving the frame terminate.
 
-    Every step reports, float64 (N,), `infos["cost"]`: the cost of the step just taken, 0 or 1, also
-    where it ended an episode; and as bool (N,) what it was for: `infos["proximity"]`,
+    `infos["cost"]` is 0 or 1, and bools (N,) tell what it was for: `infos["proximity"]`,
     `infos["speeding"]`, `infos["off_road"]`, `infos["backward"]`, `infos["out_of_frame"]`,
-    `infos["collision"]`; and `infos["goal"]`. What follows an end depends on the mode:
-
-    - NEXT_STEP: the next step of that env ignores its action and returns the reset observation
-      with reward 0 and cost 0. It is no transition.
-    - SAME_STEP: the returned row is already the reset observation; the true last one stands in
-      `infos["final_obs"]`, float32 (N, obs_dim), where the mask `infos["_final_obs"]` is true. Both
-      keys exist only if some episode ended.
+    `infos["collision"]`; `infos["goal"]` is true where the goal was reached. Observations are
+    float32 (N, obs_dim), actions (N, 2): throttle and steering, clipped to [-1, 1]; right is
+    positive.
 
     Args:
         num_envs: N >= 1.
@@ -85,195 +56,125 @@ class DrivingVectorEnv(VectorEnv[Obs, NDArray[np.float32], NDArray[Any]]):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
     ) -> None:
-        check_at_least_one("num_envs", num_envs)
-        check_at_least_one("max_episode_steps", max_episode_steps)
-        check_render_mode(render_mode, modes=("rgb_array",), env=f"a batch of Driving{task}")
-        self.num_envs = num_envs
-        self.max_episode_steps = max_episode_steps
-        self.render_mode = render_mode
-        self.autoreset_mode = checked_autoreset_mode(autoreset_mode)
         self.scenario = changed(find_scenario(task), config or {})
-        self.metadata = {
-            "render_modes": ["rgb_array"],
-            "render_fps": self.scenario.policy_frequency,
-            "autoreset_mode": self.autoreset_mode,
-        }
-        self.single_observation_space = Box(-np.inf, np.inf, (self.scenario.obs_dim,), np.float32)
-        self.single_action_space = Box(-1.0, 1.0, (2,), np.float32)
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self._schedule = self.scenario.steering_schedule()  # (C - 1, F)
-        num_cars = 1 + len(self.scenario.traffic)
-        self._task = task
-        self._rngs: list[np.random.Generator | None] = [None] * num_envs  # None: never reset
-        self._cars = Cars(*np.zeros((4, num_cars, num_envs)))
-        self._acceleration = np.zeros((num_cars, num_envs))
-        self._elapsed = np.zeros(num_envs, dtype=np.int64)
-        self._finished = np.zeros(num_envs, dtype=np.bool_)  # on the last step, not yet reset
-        self._painter: Any = None  # a DrivingEnv, made on the first frame
-
-    def reset(
-        self,
-        *,
-        seed: int | Sequence[int | None] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> tuple[Obs, dict[str, Any]]:
-        """Start a new episode in every env.
-
-        Args:
-            seed: An int s seeds env i with s + i; a sequence gives one seed per env; None, there or
-                as the whole, lets a stream run on.
-            options: None or empty.
-
-        Returns:
-            obs (N, obs_dim) and an empty info.
-
-        Raises:
-            ValueError: If there is not one seed per env, or `options` holds anything.
-        """
-        refuse_options(options, env="DrivingVectorEnv")
-        for i, env_seed in enumerate(seed_per_env(seed, num_envs=self.num_envs)):
-            if env_seed is not None or self._rngs[i] is None:
-                self._rngs[i], _ = seeding.np_random(env_seed)
-        self._start_episodes(np.arange(self.num_envs))
-        self._finished[:] = False
-        return observe(self.scenario, self._cars, self._acceleration), {}
-
-    def step(self, actions: NDArray[np.float32]) -> tuple[Obs, Floats, Mask, Mask, dict[str, Any]]:
-        """Drive every env on by one step; see the class for what happens where an episode ends.
-
-        Args:
-            actions: (N, 2): throttle and steering, clipped to [-1, 1]; right is positive.
-
-        Returns:
-            obs (N, obs_dim), rewards (N,), terminations (N,), truncations (N,), infos.
-
-        Raises:
-            RuntimeError: If the envs were never reset.
-            ValueError: If the actions have another shape, or hold NaN or an infinity.
-        """
-        check_begun(None not in self._rngs)
-        checked = checked_actions(actions, shape=(self.num_envs, 2), axes=AXES)
-        resetting = self._finished  # (N,); in SAME_STEP only where set_state brought it
-        longitudinal_before = self._cars.longitudinal[0]
-        self._drive(checked)
-        self._elapsed += 1
-        verdict = judge(self.scenario, self._cars, longitudinal_before)
-        reward, cost, terminated, goal, components = verdict
-        if resetting.any():
-            self._start_episodes(np.flatnonzero(resetting))
-            for values in (reward, cost, terminated, goal, *components.values()):
-                values[resetting] = 0
-        obs = observe(self.scenario, self._cars, self._acceleration)
-        truncated = self._elapsed >= self.max_episode_steps
-        done = terminated | truncated
-        infos: dict[str, Any] = {"cost": cost, "goal": goal, **components}
-        self._finished = np.zeros_like(done)
-        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
-            self._finished = done.copy()
-        elif done.any():
-            infos |= {"final_obs": obs, "_final_obs": done}
-            rows = np.flatnonzero(done)
-            self._start_episodes(rows)
-            fresh = Cars(*(values[:, rows] for values in self._cars))
-            obs = obs.copy()
-            obs[rows] = observe(self.scenario, fresh, self._acceleration[:, rows])
-        return obs, reward, terminated, truncated, infos
-
-    def get_state(self, ids: ArrayLike | None = None) -> State:
-        """Return all that the future of the chosen envs depends on, one row each.
-
-        Args:
-            ids: Indices of envs; default: all.
-
-        Raises:
-            RuntimeError: If the envs were never reset.
-        """
-        chosen = checked_ids(ids, num_envs=self.num_envs)
-        check_begun(all(self._rngs[i] is not None for i in chosen.tolist()))
-        return pack(
-            self._task,
-            Cars(*(values[:, chosen] for values in self._cars)),
-            self._acceleration[:, chosen],
-            elapsed=self._elapsed[chosen],
-            finished=self._finished[chosen],
-            rngs=[self._rng(i) for i in chosen.tolist()],
+        super().__init__(
+            DrivingSimulation(task, self.scenario, num_envs=num_envs),
+            max_episode_steps=max_episode_steps,
+            autoreset_mode=autoreset_mode,
+            render_mode=render_mode,
+            painter=lambda _: _HighwayPainter(self, task),
         )
 
-    def set_state(self, state: Mapping[str, ArrayLike], ids: ArrayLike | None = None) -> None:
-        """Go on from a state of `get_state`, of this env or another of the same task.
 
-        Args:
-            state: One row per chosen env.
-            ids: Indices of envs; default: all.
+class DrivingSimulation(Simulation):
+    """N scenes of one scenario, as arrays.
 
-        Raises:
-            ValueError: If it is not a state of this task; the envs are left as they were.
-        """
-        chosen = checked_ids(ids, num_envs=self.num_envs)
-        num_cars = len(self._acceleration)
-        cars, rest, rngs = unpack(state, task=self._task, num_envs=len(chosen), num_cars=num_cars)
-        for values, given in zip(self._cars, cars, strict=True):
-            values[:, chosen] = given
-        self._acceleration[:, chosen] = rest["acceleration"].T
-        self._elapsed[chosen] = rest["elapsed"]
-        self._finished[chosen] = rest["finished"]
-        for i, rng in zip(chosen.tolist(), rngs, strict=True):
-            self._rngs[i] = rng
+    Args:
+        task: Its name, for states and messages.
+        scenario: What the task is made of.
+        num_envs: N.
+    """
 
-    def render(self) -> tuple[NDArray[np.uint8], ...]:
-        """Return one frame per env, uint8 (height, width, 3).
+    action_space = Box(-1.0, 1.0, (2,), np.float32)
+    action_axes = "(throttle, steering)"
+    cars: Cars
+    """(C, N) each."""
+    acceleration: FloatArray
+    """Of the last step, (C, N)."""
 
-        Raises:
-            ValueError: If the batch was made without a render mode.
-        """
-        require_render_mode(self.render_mode)
-        if self._painter is None:
-            from pbcrl_envs.driving.highway import DrivingEnv  # highway-env, only for pictures
+    def __init__(self, task: str, scenario: Scenario, *, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.name = f"Driving{task}"
+        self.scenario = scenario
+        self.render_fps = scenario.policy_frequency
+        self.observation_space = Box(-np.inf, np.inf, (scenario.obs_dim,), np.float32)
+        num_cars = 1 + len(scenario.traffic)
+        self.cars = Cars(*np.zeros((4, num_cars, num_envs)))
+        self.acceleration = np.zeros((num_cars, num_envs))
+        self.streams = Streams(num_envs)
+        self._schedule = scenario.steering_schedule()  # (C - 1, F)
 
-            self._painter = DrivingEnv(
-                as_config(self.scenario), render_mode="rgb_array", task=self._task
-            )
-        state = self.get_state()
-        frames = []
-        for i in range(self.num_envs):
-            self._painter.set_state({name: values[i] for name, values in state.items()})
-            frames.append(self._painter.render())
-        return tuple(frames)
+    def seed(self, seeds: Sequence[int | None]) -> None:
+        """Restart the random stream of each copy; None lets a stream run on."""
+        self.streams.seed(seeds)
 
-    def close_extras(self, **kwargs: Any) -> None:  # noqa: ARG002 - Gymnasium's signature
-        """Close the renderer, if there is one."""
-        if self._painter is not None:
-            self._painter.close()
-            self._painter = None
+    def reset(self, ids: IndexArray) -> None:
+        """Draw the ego's lane and the traffic's speeds of some copies."""
+        starts = [draw_start(self.scenario, self.streams[i]) for i in ids.tolist()]
+        lanes = [lane for lane, _ in starts]
+        speeds = np.stack([speeds for _, speeds in starts], axis=1)
+        self._put(ids, start_cars(self.scenario, lanes, speeds), 0.0)
 
-    def _drive(self, actions: Floats) -> None:
-        """Move all cars for one env step."""
+    def step(self, ids: IndexArray, actions: FloatArray) -> StepResult:
+        """Move all cars of some copies for one env step; see `rules.judge` for what it brings."""
+        before = self._cars_of(ids)
         # highway-env maps [-1, 1] to the range of a command in this way, rounding included.
         throttle, steer = (actions.T + 1.0) - 1.0
-        speed_before = self._cars.speed
-        acceleration, steering = np.zeros_like(speed_before), np.zeros_like(speed_before)
+        cars = before
+        acceleration, steering = np.zeros_like(before.speed), np.zeros_like(before.speed)
         steering[0] = steer
         last = self._schedule.shape[1] - 1
         for frame in range(self.scenario.frames):
-            now = np.minimum(self._elapsed * self.scenario.frames + frame, last)
+            now = np.minimum(self.elapsed[ids] * self.scenario.frames + frame, last)
             steering[1:] = self._schedule[:, now]
-            acceleration[0] = UNIT * throttle - self._cars.speed[0]
-            dt = 1 / self.scenario.simulation_frequency
-            self._cars = advance(self._cars, acceleration, steering, dt)
-        self._acceleration = (self._cars.speed - speed_before) * self.scenario.policy_frequency
+            acceleration[0] = UNIT * throttle - cars.speed[0]
+            cars = advance(cars, acceleration, steering, 1 / self.scenario.simulation_frequency)
+        verdict = judge(self.scenario, cars, before.longitudinal[0])
+        gained = (cars.speed - before.speed) * self.scenario.policy_frequency
+        self._put(self._rows(ids), cars, gained)
+        never = np.zeros(len(ids), dtype=np.bool_)
+        extras = {"goal": verdict.goal, **verdict.components}
+        return StepResult(verdict.reward, verdict.cost, verdict.terminated, never, extras)
 
-    def _start_episodes(self, rows: NDArray[np.intp]) -> None:
-        starts = [draw_start(self.scenario, self._rng(i)) for i in rows.tolist()]
-        lanes = [lane for lane, _ in starts]
-        speeds = np.stack([speeds for _, speeds in starts], axis=1)
-        fresh = start_cars(self.scenario, lanes, speeds)
-        for values, start in zip(self._cars, fresh, strict=True):
-            values[:, rows] = start
-        self._acceleration[:, rows] = 0.0
-        self._elapsed[rows] = 0
+    def observe(self, ids: IndexArray) -> Obs:
+        """Return what the egos of some copies see, float32 (n, obs_dim)."""
+        return observe(self.scenario, self._cars_of(ids), self.acceleration[:, self._rows(ids)])
 
-    def _rng(self, i: int) -> np.random.Generator:
-        rng = self._rngs[i]
-        assert rng is not None  # reset() and set_state() have filled the list
-        return rng
+    def state_dict(self, ids: IndexArray) -> State:
+        """Return cars, (n, C) each, and random streams of some copies."""
+        return {
+            **{name: values.T[ids] for name, values in self.cars._asdict().items()},
+            "acceleration": self.acceleration.T[ids],
+            "stream": self.streams.words(ids),
+        }
+
+    def load_state_dict(self, state: State, ids: IndexArray) -> None:
+        """Put some copies into a state of `state_dict`."""
+        self._put(ids, Cars(*(state[name].T for name in Cars._fields)), state["acceleration"].T)
+        self.streams.set_words(ids, state["stream"])
+
+    def _rows(self, ids: IndexArray) -> IndexArray | slice:
+        """Sorted indices, or a slice if they are all, which copies nothing."""
+        return slice(None) if len(ids) == self.num_envs else ids
+
+    def _cars_of(self, ids: IndexArray) -> Cars:
+        return Cars(*(values[:, self._rows(ids)] for values in self.cars))
+
+    def _put(self, rows: IndexArray | slice, cars: Cars, acceleration: FloatArray | float) -> None:
+        for values, given in zip(self.cars, cars, strict=True):
+            values[:, rows] = given
+        self.acceleration[:, rows] = acceleration
+
+
+class _HighwayPainter:
+    """Draws the copies of a batch with highway-env, which it imports for the first picture."""
+
+    def __init__(self, envs: DrivingVectorEnv, task: str) -> None:
+        self._envs, self._task = envs, task
+        self._env: Any = None
+
+    def draw(self, i: int) -> Image | None:
+        if self._env is None:
+            from pbcrl_envs.driving.highway import DrivingEnv
+
+            config = as_config(self._envs.scenario)
+            self._env = DrivingEnv(config, render_mode="rgb_array", task=self._task)
+        state = self._envs.state_dict([i])
+        self._env.load_state_dict({name: values[0] for name, values in state.items()})
+        image: Image | None = self._env.render()
+        return image
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None

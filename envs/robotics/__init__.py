@@ -3,15 +3,13 @@
 Importing this package imports MuJoCo; `import pbcrl_envs` alone does not.
 """
 
+from pbcrl_envs.checks import needs_extra
 from pbcrl_envs.robotics.opengl import import_mujoco
 
-import_mujoco()  # with a word on what is missing
-
-from pbcrl_envs.robotics.envs import SafetyPointEnv, SafetyPointVectorEnv  # noqa: E402
-from pbcrl_envs.robotics.velocity import (  # noqa: E402
-    SafetyVelocityEnv,
-    SafetyVelocityVectorEnv,
-)
+with needs_extra("robotics"):
+    import_mujoco()  # says what is missing
+    from pbcrl_envs.robotics.envs import SafetyPointEnv, SafetyPointVectorEnv
+    from pbcrl_envs.robotics.velocity import SafetyVelocityEnv, SafetyVelocityVectorEnv
 
 __all__ = [
     "SafetyPointEnv",

@@ -46,14 +46,14 @@ class LayoutStream:
         self._keepouts = np.array([AGENT_KEEPOUT, *keepouts])
         self._goal = 1 + kinds.index(Kind.GOAL)
 
-    def get_state(self) -> tuple[NDArray[np.uint32], int]:
-        """The state of the stream: the generator's words, (624,), and its position in [0, 624]."""
+    def position(self) -> tuple[NDArray[np.uint32], int]:
+        """Where the stream is: the generator's words, (624,), and its place in them, [0, 624]."""
         words = self._rng.get_state(legacy=False)["state"]
         return words["key"], words["pos"]
 
-    def set_state(self, words: NDArray[np.uint32], position: int) -> None:
-        """Go on from a state that `get_state` gave."""
-        self._rng.set_state(("MT19937", words, position, 0, 0.0))
+    def go_to(self, words: NDArray[np.uint32], place: int) -> None:
+        """Go on from where `position` was taken."""
+        self._rng.set_state(("MT19937", words, place, 0, 0.0))
 
     def skip_steps(self, steps: int) -> None:
         """Spend the numbers that `steps` environment steps cost upstream."""

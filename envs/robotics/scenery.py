@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pbcrl_envs.robotics.physics import model_xml
 from pbcrl_envs.robotics.rendering import Camera, Image, Mark, Renderer
-from pbcrl_envs.robotics.simulation import Snapshot
+from pbcrl_envs.robotics.simulation import NavigationSimulation, Snapshot
 from pbcrl_envs.robotics.tasks import NUM_BINS, Kind, Task
 
 CAMERAS = ("fixedfar", "fixednear", "overhead", "track", "vision")
@@ -43,10 +43,10 @@ _CYLINDER, _SPHERE = mujoco.mjtGeom.mjGEOM_CYLINDER, mujoco.mjtGeom.mjGEOM_SPHER
 
 
 class NavigationPainter:
-    """Draws snapshots of one navigation task.
+    """Draws the copies of a navigation task.
 
     Args:
-        task: The task.
+        simulation: The copies.
         mode: "rgb_array" or "human".
         camera_name: One of `CAMERAS`.
         width: In pixels.
@@ -57,26 +57,35 @@ class NavigationPainter:
         DependencyNotInstalled: If the library that draws, or the display, is missing.
     """
 
-    def __init__(self, task: Task, *, mode: str, camera_name: str, width: int, height: int) -> None:
+    def __init__(
+        self,
+        simulation: NavigationSimulation,
+        *,
+        mode: str,
+        camera_name: str,
+        width: int,
+        height: int,
+    ) -> None:
         if camera_name not in CAMERAS:
             raise ValueError(
                 f"camera_name must be one of {', '.join(CAMERAS)}, got {camera_name!r}"
             )
-        self._task = task
+        self._simulation, self._task = simulation, simulation.task
         self._camera_name = camera_name
-        stage = _stage(task)
+        stage = _stage(simulation.task)
         if camera_name == "vision":
             stage.geom("agent").rgba[3] = 0  # its eye looks over the nose, not through the head
         self._renderer = Renderer(stage, mode=mode, width=width, height=height)
 
-    def draw(self, snapshot: Snapshot) -> Image | None:
-        """Return the picture of a snapshot, uint8 (height, width, 3); None in a window."""
+    def draw(self, i: int) -> Image | None:
+        """Return the picture of copy `i`, uint8 (height, width, 3); None in a window."""
+        snapshot = self._simulation.snapshot(i)
         return self._renderer.draw(
             snapshot.physics, camera=self._camera(snapshot), marks=self._marks(snapshot)
         )
 
     def close(self) -> None:
-        """Close the window and give back what OpenGL holds."""
+        """Close the window and release what OpenGL holds."""
         self._renderer.close()
 
     def _camera(self, snapshot: Snapshot) -> Camera:

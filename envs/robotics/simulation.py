@@ -1,7 +1,4 @@
-"""N copies of one navigation task, stepped together: physics, goal, reward, cost, observation.
-
-Knows nothing of episodes: who resets which copy, and when, is the environments' business.
-"""
+"""N copies of one navigation task, stepped together: physics, goal, reward, cost, observation."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ from typing import NamedTuple
 
 import mujoco
 import numpy as np
+from gymnasium.spaces import Box
 from mujoco.batch import Batch, SimulationError
-from numpy.typing import NDArray
 
-from pbcrl_envs.checks import State
+from pbcrl_envs.checks import State, check_num_threads, check_task
 from pbcrl_envs.robotics.layout import LayoutStream
 from pbcrl_envs.robotics.lidar import lidar
 from pbcrl_envs.robotics.physics import (
@@ -28,29 +25,13 @@ from pbcrl_envs.robotics.physics import (
     build_model,
 )
 from pbcrl_envs.robotics.resting import Resting
-from pbcrl_envs.robotics.tasks import NUM_BINS, NUM_SENSORS, Kind, Task
-
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IndexArray = NDArray[np.intp]
+from pbcrl_envs.robotics.tasks import NUM_BINS, NUM_SENSORS, TASKS, Kind
+from pbcrl_envs.simulation import BoolArray, FloatArray, IndexArray, Simulation, StepResult
 
 _REWARD_LIMIT = 10.0
 _BUTTON_DELAY = 10  # steps for which all buttons are hidden and free of cost after a success
 _RESTING_SPEED = 1e-4  # metres per second from which a vase counts as moving
 _PHYSICS = ("time", "qpos", "qvel", "qacc_warmstart", "ctrl", "mocap_pos", "mocap_quat")
-
-
-class StepResult(NamedTuple):
-    """What one step brought to the n copies that took it; all 0 or false where it diverged."""
-
-    reward: FloatArray
-    """Progress towards the goal in metres, plus 1 for reaching it. (n,)."""
-    cost: FloatArray
-    """1 if anything constrained was entered, touched or moved, else 0. (n,)."""
-    terminated: BoolArray
-    """True if no room is left for a new goal. (n,)."""
-    diverged: BoolArray
-    """True where the physics broke down; such a copy is back in its last sound state. (n,)."""
 
 
 class Snapshot(NamedTuple):
@@ -66,22 +47,39 @@ class Snapshot(NamedTuple):
     """Of the step that led here; 0 where no step did."""
 
 
-class NavigationSimulation:
-    """N independent copies of a task; every copy must be reset before it is stepped.
+class NavigationSimulation(Simulation):
+    """N independent copies of a task.
+
+    A step pays the progress towards the goal in metres, plus 1 for reaching it; it costs 1 if
+    anything constrained was entered, touched or moved, and terminates if no room is left for a new
+    goal.
 
     Args:
-        task: The task.
+        task: A name in `TASKS`.
         num_envs: N.
         num_threads: Physics threads; 0 takes one per CPU.
+
+    Raises:
+        ValueError: If there is no such task, or a number is out of its range.
     """
 
-    def __init__(self, task: Task, *, num_envs: int, num_threads: int) -> None:
-        self.task = task
-        self.num_envs = num_envs
-        self._streams = [LayoutStream(task) for _ in range(num_envs)]
+    action_space = Box(-1, 1, (2,), dtype=np.float64)
+    action_axes = "(thrust, turn)"
+    render_fps = 50
+
+    def __init__(self, task: str, *, num_envs: int, num_threads: int) -> None:
+        super().__init__(num_envs)
+        check_num_threads(num_threads)
+        check_task(task, TASKS)
+        self.name = f"SafetyPoint{task}"
+        self.task = TASKS[task]
+        low, high = np.full(self.task.obs_dim, -np.inf), np.full(self.task.obs_dim, np.inf)
+        low[NUM_SENSORS:], high[NUM_SENSORS:] = 0, 1  # lidars
+        self.observation_space = Box(low, high, dtype=np.float64)
+        self._streams = [LayoutStream(self.task) for _ in range(num_envs)]
         self._steps_to_skip = np.zeros(num_envs, dtype=np.int64)
 
-        self._batch = Batch(build_model(task), num_envs, num_threads)
+        self._batch = Batch(build_model(self.task), num_envs, num_threads)
         self._physics: dict[str, FloatArray] = {name: self._batch.bind(name) for name in _PHYSICS}
         self._qpos, self._qvel = self._physics["qpos"], self._physics["qvel"]
         self._mocap_pos = self._physics["mocap_pos"]  # (N, mocaps, 3)
@@ -89,10 +87,10 @@ class NavigationSimulation:
         self._resting = Resting(self._batch)
 
         # Rows of `positions` by kind; row 0 is the agent.
-        kinds = [group.kind for group in task.objects for _ in range(group.num)]
+        kinds = [group.kind for group in self.task.objects for _ in range(group.num)]
         self._rows = {kind: 1 + np.flatnonzero([k is kind for k in kinds]) for kind in Kind}
         self._lidar_of = np.repeat(
-            np.arange(len(task.objects)), [group.num for group in task.objects]
+            np.arange(len(self.task.objects)), [group.num for group in self.task.objects]
         )
         self._free_rows = 1 + np.flatnonzero([k in FREE for k in kinds])
         self._fixed_rows = 1 + np.flatnonzero([k in FIXED for k in kinds])
@@ -100,34 +98,39 @@ class NavigationSimulation:
         # Columns of qpos and qvel where each free body's numbers begin.
         self._free_qpos = 3 + 7 * np.arange(len(self._free_rows))
         free_qvel = 3 + 6 * np.arange(len(self._free_rows))
-        self._box_qpos = int(self._free_qpos[-1]) if task.has(Kind.BOX) else 0
+        self._box_qpos = int(self._free_qpos[-1]) if self.task.has(Kind.BOX) else 0
         is_vase = np.isin(self._free_rows, self._rows[Kind.VASE])
         self._vase_qvel = free_qvel[is_vase, None] + np.arange(3)
         self._contacts_of = {
-            kind: NUM_SENSORS + np.flatnonzero([k is kind for k in kinds if k in task.felt])
-            for kind in task.felt
+            kind: NUM_SENSORS + np.flatnonzero([k is kind for k in kinds if k in self.task.felt])
+            for kind in self.task.felt
         }
         self._touch_costs = np.concatenate(
             [
                 np.empty(0, dtype=np.intp),
-                *(self._contacts_of[k] for k in task.felt if k is not Kind.BUTTON),
+                *(self._contacts_of[k] for k in self.task.felt if k is not Kind.BUTTON),
             ]
         )
-        sizes = {group.kind: group.size for group in task.objects}
+        sizes = {group.kind: group.size for group in self.task.objects}
         self._goal_row = int(self._rows[Kind.GOAL][0])
         self._goal_size = sizes[Kind.GOAL]
         self._hazard_size = sizes.get(Kind.HAZARD, 0.0)
-        self._travel = max(group.travel for group in task.objects)
+        self._travel = max(group.travel for group in self.task.objects)
 
         self._positions = np.zeros((num_envs, 1 + len(kinds), 2))
         self._gremlin_spawn = np.zeros((num_envs, len(self._rows[Kind.GREMLIN]), 2))
         self._goal_button = np.zeros(num_envs, dtype=np.int64)
         self._button_timer = np.zeros(num_envs, dtype=np.int64)
+        self.state_bounds = {
+            "goal_button": (0, max(0, len(self._rows[Kind.BUTTON]) - 1)),
+            "button_timer": (0, _BUTTON_DELAY),
+            "stream_position": (0, 624),
+        }
         self._last_cost = np.zeros(num_envs)  # to be shown, no part of the state
-        self._distances = np.zeros((num_envs, 1 + task.has(Kind.BOX)))  # those being rewarded
+        self._distances = np.zeros((num_envs, 1 + self.task.has(Kind.BOX)))  # those being rewarded
 
     def seed(self, seeds: Sequence[int | None]) -> None:
-        """Start the random stream of each copy anew; None leaves a copy's stream as it is."""
+        """Restart the random stream of each copy, (N,) seeds; None lets a stream run on."""
         for i, seed in enumerate(seeds):
             if seed is not None:
                 self._streams[i] = LayoutStream(self.task, seed)
@@ -185,7 +188,7 @@ class NavigationSimulation:
         result = StepResult(
             np.zeros(len(ids)), np.zeros(len(ids)), np.zeros(len(ids), dtype=np.bool_), diverged
         )
-        for whole, part in zip(result, self._judge(ids[~diverged]), strict=False):
+        for whole, part in zip(result[:3], self._judge(ids[~diverged]), strict=True):
             whole[~diverged] = part
         return result
 
@@ -215,9 +218,9 @@ class NavigationSimulation:
             float(self._last_cost[i]),
         )
 
-    def get_state(self, ids: IndexArray) -> State:
+    def state_dict(self, ids: IndexArray) -> State:
         """All that the future of the copies `ids` depends on, actions aside; arrays (n, ...)."""
-        streams = [self._synced_stream(i).get_state() for i in ids]
+        streams = [self._synced_stream(i).position() for i in ids]
         return {
             **{name: array[ids] for name, array in self._physics.items()},
             "positions": self._positions[ids],
@@ -229,25 +232,15 @@ class NavigationSimulation:
             "stream_position": np.array([position for _, position in streams], np.int64),
         }
 
-    @property
-    def state_bounds(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest value of those numbers in a state that are no quantities."""
-        last_button = max(0, len(self._rows[Kind.BUTTON]) - 1)
-        return {
-            "goal_button": (0, last_button),
-            "button_timer": (0, _BUTTON_DELAY),
-            "stream_position": (0, 624),
-        }
-
-    def set_state(self, state: State, ids: IndexArray) -> None:
-        """Put the copies `ids` into a state that `get_state` gave.
+    def load_state_dict(self, state: State, ids: IndexArray) -> None:
+        """Put the copies `ids` into a state of `state_dict`.
 
         Where moving objects are is taken from qpos, and how far the goal is from positions.
 
         Raises:
             ValueError: If the physics cannot go on from there; all copies are left as they were.
         """
-        kept = self.get_state(ids)
+        kept = self.state_dict(ids)
         if self._write(state, ids).all():
             return
         self._write(kept, ids)
@@ -267,7 +260,7 @@ class NavigationSimulation:
         self._last_cost[ids] = 0
         words, places = state["stream_words"], state["stream_position"]
         for i, row, position in zip(ids, words, places, strict=True):
-            self._streams[i].set_state(row, int(position))
+            self._streams[i].go_to(row, int(position))
         self._steps_to_skip[ids] = 0
         self._batch.warning[ids] = 0
         self._resting.wake(ids, state["still_steps"])
@@ -342,7 +335,7 @@ class NavigationSimulation:
         first = len(self._fixed_rows)
         targets[:, :, first:, :2] = self._gremlin_spawn[ids][:, None] + circle[:, :, None]
         targets[:, :, first:, 2] = GREMLIN_TARGET_HEIGHT
-        return targets.reshape(len(ids), SUBSTEPS, -1)
+        return targets.reshape(len(ids), SUBSTEPS, 3 * targets.shape[2])
 
     def _measure(self, ids: IndexArray) -> FloatArray:
         """The distances whose decrease is rewarded, (n, 1 or 2).

@@ -2,7 +2,7 @@
 
 That is the version which Safety-Gymnasium 1.0.0 runs on. What has changed since for these robots is
 undone here: the integrator and the contact margins of the humanoid, and when a quaternion is
-normalised. Knows nothing of rewards, episodes or random numbers.
+normalised.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from pathlib import Path
 import mujoco
 import numpy as np
 from mujoco.batch import Batch, SimulationError
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-IndexArray = NDArray[np.intp]
+from pbcrl_envs.simulation import BoolArray, FloatArray, IndexArray
 
 _HUGE = 1e10  # MuJoCo's own bound between large and unstable
 _UNSTABLE = [
@@ -39,7 +36,7 @@ def load_model(file: str) -> mujoco.MjModel:
     """Compile a robot from the XML file of that name that Gymnasium ships.
 
     These are the robots of Safety-Gymnasium 1.0.0, compiled to the same numbers: it takes them from
-    Gymnasium 0.28.1, and only `walker2d.xml` was written anew since, in local coordinates.
+    Gymnasium 0.28.1, and only `walker2d.xml` was rewritten since, in local coordinates.
     """
     package = importlib.util.find_spec("gymnasium")
     assert package is not None
@@ -138,13 +135,13 @@ class Physics:
         unstable |= self._batch.warning[:, _UNSTABLE, 1].any(axis=1)
         return unstable[ids]
 
-    def get_state(self, ids: IndexArray) -> FloatArray:
+    def state_of(self, ids: IndexArray) -> FloatArray:
         """Return all that the next step depends on, warm start and time included, (n, state)."""
         rows: FloatArray = self._batch.state[ids]
         return rows
 
-    def set_state(self, ids: IndexArray, state: FloatArray) -> None:
-        """Put back what `get_state` gave; fields given by `bind` are as before."""
+    def load_state(self, ids: IndexArray, state: FloatArray) -> None:
+        """Load what `state_of` returned; fields given by `bind` are as before."""
         self._batch.state[ids] = state
         self._batch.warning[ids] = 0
 

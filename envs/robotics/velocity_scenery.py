@@ -10,21 +10,20 @@ import copy
 import mujoco
 
 from pbcrl_envs.robotics.rendering import Camera, Image, Mark, Renderer
-from pbcrl_envs.robotics.velocity_simulation import Snapshot
+from pbcrl_envs.robotics.velocity_simulation import Snapshot, VelocitySimulation
 
 _HALO, _HALO_RADIUS = (1.0, 0.0, 0.0, 0.4), 0.35
 _SPHERE = mujoco.mjtGeom.mjGEOM_SPHERE
 
 
 class VelocityPainter:
-    """Draws snapshots of one velocity task.
+    """Draws the copies of a velocity task.
 
     Args:
-        model: The robot's.
+        simulation: The copies.
         mode: "rgb_array" or "human".
         width: In pixels.
         height: In pixels.
-        seconds: Simulated time between two pictures.
 
     Raises:
         ValueError: If an argument is not one of those above.
@@ -32,10 +31,11 @@ class VelocityPainter:
     """
 
     def __init__(
-        self, model: mujoco.MjModel, *, mode: str, width: int, height: int, seconds: float
+        self, simulation: VelocitySimulation, *, mode: str, width: int, height: int
     ) -> None:
+        self._simulation, model, seconds = simulation, simulation.model, simulation.seconds
         stage = copy.copy(model)
-        stage.geom("floor").size[:2] = 0  # without an end: an episode leads off Gymnasium's floor
+        stage.geom("floor").size[:2] = 0  # endless: an episode leads off Gymnasium's floor
         stage.material("MatPlane").texrepeat[:] = 1.0
         self._renderer = Renderer(stage, mode=mode, width=width, height=height, seconds=seconds)
         torso_height = float(model.body_pos[1, 2])  # at the start
@@ -43,8 +43,9 @@ class VelocityPainter:
         self._in_space = model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE
         self._height_at_zero = torso_height - float(model.qpos0[1])
 
-    def draw(self, snapshot: Snapshot) -> Image | None:
-        """Return the picture of a snapshot, uint8 (height, width, 3); None in a window."""
+    def draw(self, i: int) -> Image | None:
+        """Return the picture of copy `i`, uint8 (height, width, 3); None in a window."""
+        snapshot = self._simulation.snapshot(i)
         x, y, z = self._torso(snapshot)
         marks = []
         if snapshot.cost > 0:
@@ -54,7 +55,7 @@ class VelocityPainter:
         return self._renderer.draw({"qpos": snapshot.qpos}, camera=camera, marks=marks)
 
     def close(self) -> None:
-        """Close the window and give back what OpenGL holds."""
+        """Close the window and release what OpenGL holds."""
         self._renderer.close()
 
     def _torso(self, snapshot: Snapshot) -> tuple[float, float, float]:

@@ -1,8 +1,7 @@
 """The velocity tasks of Safety-Gymnasium: what a step pays and costs, and where robots start.
 
 A robot is paid for running forward and breaks its limit by running fast. The tasks are version 4 of
-Gymnasium's HalfCheetah, Walker2d and Humanoid, plus a cost. Knows nothing of episodes' lengths or
-of Gymnasium's interface.
+Gymnasium's HalfCheetah, Walker2d and Humanoid, plus a cost.
 """
 
 from __future__ import annotations
@@ -13,19 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from gymnasium.utils import seeding
-from numpy.typing import NDArray
+from gymnasium.spaces import Box
 
-from pbcrl_envs.checks import State
-from pbcrl_envs.robotics.velocity_physics import (
-    BoolArray,
-    FloatArray,
-    IndexArray,
-    Physics,
-    load_model,
-)
-
-_WORD = 1 << 64
+from pbcrl_envs.checks import State, check_num_threads, check_task
+from pbcrl_envs.robotics.velocity_physics import Physics, load_model
+from pbcrl_envs.simulation import FloatArray, IndexArray, Simulation, StepResult
+from pbcrl_envs.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -95,19 +87,6 @@ TASKS = {
 _BODY_FIELDS = ("cinert", "cvel", "qfrc_actuator", "cfrc_ext")  # in the order of an observation
 
 
-class StepResult(NamedTuple):
-    """What one step brought to the n copies that took it."""
-
-    reward: FloatArray
-    """Pay for running and standing, less that for effort. (n,)."""
-    cost: FloatArray
-    """1 if the robot was strictly faster than its limit, else 0. (n,)."""
-    terminated: BoolArray
-    """True if the robot has fallen. (n,)."""
-    diverged: BoolArray
-    """True if the simulation became unstable: no reward, no cost, not terminated. (n,)."""
-
-
 class Snapshot(NamedTuple):
     """What one copy looks like at one moment, for whoever draws it."""
 
@@ -117,46 +96,56 @@ class Snapshot(NamedTuple):
     """Of the step that led here; 0 where no step did."""
 
 
-class VelocitySimulation:
-    """N independent copies of a task; every copy must be reset or set before it is stepped.
+class VelocitySimulation(Simulation):
+    """N independent copies of a task.
+
+    A step pays for running and standing, less that for effort; it costs 1 if the robot was strictly
+    faster than its limit, and terminates if it has fallen.
 
     Args:
         task: A name in `TASKS`.
         num_envs: N.
         num_threads: Physics threads; 0 takes one per CPU.
+
+    Raises:
+        ValueError: If there is no such task, or a number is out of its range.
     """
 
+    action_axes = "one torque per motor"
     obs: FloatArray
     """The last observation of every copy. To be read only. (N, obs_dim)."""
     seconds: float
     """Simulated time of one env step."""
 
     def __init__(self, task: str, *, num_envs: int, num_threads: int) -> None:
+        super().__init__(num_envs)
+        check_num_threads(num_threads)
+        check_task(task, TASKS)
+        self.name = f"SafetyVelocity{task}"
         self.task = TASKS[task]
-        self.num_envs = num_envs
         self.model = load_model(self.task.model_file)
         self.physics = Physics(self.model, num_envs=num_envs, num_threads=num_threads)
         self._body_fields: list[FloatArray] = []
         if self.task.in_space:
             self._body_fields = [self.physics.bind(name) for name in _BODY_FIELDS]
             self._body_positions = self.physics.bind("xipos")  # (N, bodies, 3)
-        self.max_action: NDArray[np.float32] = self.model.actuator_ctrlrange[:, 1].astype(
-            np.float32
-        )
         self.seconds = self.model.opt.timestep * self.task.substeps
+        self.render_fps = round(1 / self.seconds)
         self._num_hidden = 2 if self.task.in_space else 1  # where it is in the world
-        self._streams = [seeding.np_random()[0] for _ in range(num_envs)]
+        self._streams = Streams(num_envs)
         self._location = np.zeros((num_envs, self._num_hidden))
         sizes = [self.model.nq - self._num_hidden, self.model.nv]
         sizes += [math.prod(field.shape[1:]) for field in self._body_fields]
         self.obs = np.zeros((num_envs, sum(sizes)))
         self._last_cost = np.zeros(num_envs)  # to be shown, no part of the state
+        highest = self.model.actuator_ctrlrange[:, 1].astype(np.float32)
+        # The types are Safety-Gymnasium's.
+        self.action_space = Box(-highest, highest, dtype=np.float32)
+        self.observation_space = Box(-np.inf, np.inf, self.obs.shape[1:], np.float64)
 
     def seed(self, seeds: Sequence[int | None]) -> None:
-        """Start the random stream of each copy anew; None leaves a copy's stream as it is."""
-        for i, seed in enumerate(seeds):
-            if seed is not None:
-                self._streams[i] = seeding.np_random(seed)[0]
+        """Restart the random stream of each copy; None lets a stream run on."""
+        self._streams.seed(seeds)
 
     def reset(self, ids: IndexArray) -> None:
         """Put the copies `ids` near the model's own posture; the same seed starts as upstream."""
@@ -172,7 +161,7 @@ class VelocitySimulation:
         self.physics.reset(ids, qpos, qvel)
         self._location[ids] = self._locate(ids)
         self._last_cost[ids] = 0
-        self.obs[ids] = self._observe(ids)
+        self.obs[ids] = self._look(ids)
 
     def step(self, ids: IndexArray, actions: FloatArray) -> StepResult:
         """Advance the copies `ids` by one env step.
@@ -193,7 +182,7 @@ class VelocitySimulation:
                 speed = np.sqrt(velocity[:, 0] ** 2 + velocity[:, 1] ** 2)
             effort = task.control_weight * np.square(actions).sum(axis=1)
             reward = task.forward_weight * velocity[:, 0] + task.alive_reward - effort
-            obs = self._observe(ids)
+            obs = self._look(ids)
             # Not from the observation alone: clipping would hide an infinite velocity.
             total = obs.sum(axis=1) + self.physics.qvel[ids].sum(axis=1) + reward
         diverged = unstable | ~np.isfinite(total)
@@ -204,7 +193,7 @@ class VelocitySimulation:
             terminated |= ~((low < position) & (position < high))
         if diverged.any():
             broken = ids[diverged]
-            # Nobody shall find a NaN in a state that is taken before the copy begins anew.
+            # A state that is taken before the copy is reset must not hold a NaN.
             self.physics.reset(broken, *self._posture(len(broken)))
             reward[diverged] = cost[diverged] = 0.0
             terminated[diverged] = False
@@ -217,23 +206,26 @@ class VelocitySimulation:
         """What copy `i` looks like; the array is a copy."""
         return Snapshot(self.physics.qpos[i].copy(), float(self._last_cost[i]))
 
-    def get_state(self, ids: IndexArray) -> State:
-        """Return all that the future of the copies `ids` depends on, one row per copy."""
+    def observe(self, ids: IndexArray) -> FloatArray:
+        """Return the observations of some copies, (n, obs_dim)."""
+        return self.obs[ids]
+
+    def state_dict(self, ids: IndexArray) -> State:
+        """Return all that the future of some copies depends on, (n, ...) each."""
         return {
-            "physics": self.physics.get_state(ids),
+            "physics": self.physics.state_of(ids),
             "location": self._location[ids],
             "obs": self.obs[ids],
-            "stream": np.array([_words(self._streams[i]) for i in ids.tolist()]),
+            "stream": self._streams.words(ids),
         }
 
-    def set_state(self, ids: IndexArray, state: State) -> None:
-        """Put back what `get_state` gave for copies of the same task."""
-        self.physics.set_state(ids, state["physics"])
+    def load_state_dict(self, state: State, ids: IndexArray) -> None:
+        """Put some copies into a state of `state_dict`."""
+        self.physics.load_state(ids, state["physics"])
         self._location[ids] = state["location"]
         self._last_cost[ids] = 0
         self.obs[ids] = state["obs"]
-        for i, words in zip(ids.tolist(), state["stream"].tolist(), strict=True):
-            self._streams[i] = _stream(words)
+        self._streams.set_words(ids, state["stream"])
 
     def _posture(self, count: int) -> tuple[FloatArray, FloatArray]:
         """The model's own positions (count, nq), at rest (count, nv)."""
@@ -249,7 +241,7 @@ class VelocitySimulation:
         centre: FloatArray = np.add.accumulate(moments, axis=1)[:, -1] / mass.sum()
         return centre
 
-    def _observe(self, ids: IndexArray) -> FloatArray:
+    def _look(self, ids: IndexArray) -> FloatArray:
         shown = self.task.shown_velocity
         parts = [
             self.physics.qpos[ids, self._num_hidden :],
@@ -257,22 +249,3 @@ class VelocitySimulation:
         ]
         parts += [field[ids].reshape(len(ids), -1) for field in self._body_fields]
         return np.concatenate(parts, axis=1)
-
-
-def _words(stream: np.random.Generator) -> NDArray[np.uint64]:
-    """State and increment of a PCG64 stream as 64-bit words, the high one first.
-
-    Starts draw whole words only, so that there is no half of one left over.
-    """
-    inner = stream.bit_generator.state["state"]
-    numbers = (inner["state"], inner["inc"])
-    return np.array([w for number in numbers for w in divmod(number, _WORD)], dtype=np.uint64)
-
-
-def _stream(words: Sequence[int]) -> np.random.Generator:
-    """The stream that `_words` describes."""
-    stream = seeding.np_random()[0]
-    state, low_state, increment, low_increment = words
-    inner = {"state": state * _WORD + low_state, "inc": increment * _WORD + low_increment}
-    stream.bit_generator.state = {**stream.bit_generator.state, "state": inner}
-    return stream

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import tyro
+from gymnasium.spaces import Box
 
 import pbcrl_envs
 from pbcrl import (
@@ -21,9 +22,9 @@ from pbcrl import (
     PreferenceBuffer,
     SyntheticOracle,
     TrajectoryDataset,
-    cost_model_report,
     draw_pairs,
 )
+from pbcrl.metrics import cost_model_report
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,11 @@ def main(args: Args) -> None:
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
                 buffers.append(buffer)
             valid, train = buffers
-            model = CostModel(dataset.obs_shape[0], dataset.act_dim, output_scale=args.output_scale)
+            model = CostModel(
+                Box(-np.inf, np.inf, dataset.obs_shape),
+                Box(-np.inf, np.inf, (dataset.act_dim,)),
+                output_scale=args.output_scale,
+            )
             model.fit_input_scale(train.trajectories)
             trainer = CostModelTrainer(
                 model,

@@ -1,8 +1,8 @@
 """The driving tasks: speed of the arrays against highway-env, and what PPO-Lag makes of them.
 
 `make driving` prints the speeds, measured in turns, then one row per task, method and seed. Every
-run is a plain call of a script, with the settings of `cleanrl_scripts/presets.py`: any row can be
-repeated alone.
+run is a plain call of a script, with the settings of `cleanrl_scripts/paper/presets.py`: any row
+can be repeated alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tyro
 
 import pbcrl_envs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 
 from presets import BLOCK, DRIVING, LANE, command_of
 

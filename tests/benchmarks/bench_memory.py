@@ -3,8 +3,9 @@
     python tests/benchmarks/bench_memory.py                      # Goal1, two million steps
     python tests/benchmarks/bench_memory.py --dataset FOLDER     # without collecting episodes first
 
-Options that are not its own go to the script. Memory maps count as far as they are in memory,
-though they may be dropped at any time; what the process owns itself is said apart. Reads /proc.
+Options that are not of this benchmark go to the script. Memory maps count as far as they are in
+memory, though they may be dropped at any time; memory that the process owns is listed separately.
+Reads /proc.
 Stops with an error above `--max-megabytes`, and if the run has grown by more than `--max-growth`
 since its first fifth.
 """
@@ -32,13 +33,13 @@ class Args:
     total_timesteps: int = 2_000_000
     """env steps of policy training"""
     dataset: str | None = None
-    """folder of episodes to pretrain on; default: a process of its own, not measured, collects"""
+    """folder of episodes to pretrain on; default: another process, not measured, collects them"""
     runs_dir: str | None = None
     """where to keep the run; default: nowhere"""
     max_megabytes: float = 3_000.0
     """of the whole process, at any time"""
     max_growth: float = 100.0
-    """megabytes of its own by which it may grow after the first fifth of policy training"""
+    """megabytes by which its own memory may grow after the first fifth of policy training"""
 
 
 def megabytes(pid: int) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Args:
     """iterations of ours per round, likewise"""
     rounds: int = 2
     """turns of each; medians are compared"""
-    epochs: int = 40
+    update_epochs: int = 40
     """passes over each rollout"""
     minibatch_size: int = 64
     """env steps per gradient step"""
@@ -47,13 +47,13 @@ class Args:
     num_envs: int = 20
     """environments of ours"""
     omnisafe_envs: int = 1
-    """environments of OmniSafe, each in a process of its own if there are several"""
+    """environments of OmniSafe, each in a separate process if there are several"""
     sky: bool = True
     """Safety-Gymnasium's own sky, which makes its resets slow; --no-sky is as fast as it can be"""
 
 
 def omnisafe(args: Args) -> dict[str, float]:
-    """Run the worker; its rate and its seconds."""
+    """Run the worker; return its rate and its seconds."""
     job = asdict(args) | {"num_envs": args.omnisafe_envs}
     command = [args.omnisafe_python, str(WORKER), json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -70,7 +70,7 @@ def main(args: Args) -> None:
             "build its environment with `make omnisafe-env`"
         )
     print(
-        f"{args.env_id}: {args.steps} steps per iteration, {args.epochs} passes of "
+        f"{args.env_id}: {args.steps} steps per iteration, {args.update_epochs} passes of "
         f"{args.minibatch_size}, nets {args.hidden_sizes}, {args.threads} threads of "
         f"{os.cpu_count()} cores, no KL stop"
     )
@@ -82,7 +82,7 @@ def main(args: Args) -> None:
             *("--env-id", args.env_id),
             *("--total-timesteps", args.steps * args.our_iterations),
             *("--num-envs", args.num_envs, "--num-steps", args.steps // args.num_envs),
-            *("--epochs", args.epochs, "--minibatch-size", args.minibatch_size),
+            *("--update-epochs", args.update_epochs, "--minibatch-size", args.minibatch_size),
             *("--hidden-sizes", *args.hidden_sizes, "--target-kl", "inf"),
             *("--torch-threads", args.threads, "--eval-episodes", 1),
         )

@@ -1,7 +1,7 @@
 """The toy, several seeds: unconstrained PPO, PPO-Lag on the true cost, PbCRL on a learned one.
 
 `make toy` prints one row per seed and method, and the means: true cost over the limit, and PbCRL's
-return over that of PPO-Lag. Every run is a plain call of a script: any row can be repeated alone.
+return over that of PPO-Lag. Every run is a plain call of a script, so that any row can be repeated.
 PbCRL is pretrained on labelled pairs of the episodes of PPO-Lag's run of the same seed.
 """
 
@@ -20,8 +20,9 @@ import tyro
 
 import pbcrl_envs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 
+from benchmark import read_object
 from presets import PRETRAINING, TASK_OPTIONS, TOY, command_of
 
 
@@ -42,8 +43,8 @@ class Args:
 def run(args: Args, method: str, seed: int) -> dict[str, float]:
     name = f"{method}__{seed}"
     folder = Path(args.runs_dir) / name
-    summary = folder / "summary.json"
-    if not summary.exists():
+    summary = read_object(folder / "summary.json")
+    if summary is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
             **TASK_OPTIONS[TOY],
@@ -66,8 +67,8 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
             )
         with (Path(args.runs_dir) / f"{name}.log").open("w") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
-    found: dict[str, float] = json.loads(summary.read_text())
-    return found
+        summary = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 def main(args: Args) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import tyro
 from bench_memory import megabytes
+from gymnasium.spaces import Box
 
 from pbcrl import CostModel, CostModelTrainer, Label, PreferenceBuffer, Trajectory, pbci_loss
 from pbcrl.trajectory import PairBatch, pad
@@ -144,7 +145,8 @@ def make_step(way: Way, args: Args, folder: Path) -> Callable[[], object]:
     buffer.add_labels(order, labels)
     batch = buffer.batch(np.arange(args.num_pairs))
     torch.manual_seed(0)
-    model = CostModel(args.obs_dim, args.act_dim, hidden_sizes=args.hidden_sizes)
+    spaces = (Box(-np.inf, np.inf, (dim,)) for dim in (args.obs_dim, args.act_dim))
+    model = CostModel(*spaces, hidden_sizes=args.hidden_sizes)
     if way == "plain":
         return plain_step(model, batch)
     trainer = CostModelTrainer(model, rng=rng, bf16=way == "bf16")

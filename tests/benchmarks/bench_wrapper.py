@@ -63,7 +63,7 @@ def episode_seconds(envs: Any, actions: np.ndarray) -> float:
 def main(args: Args) -> None:
     bare: Any = gymnasium.make_vec(args.env_id, args.num_envs)
     inner: Any = gymnasium.make_vec(args.env_id, args.num_envs)
-    model = CostModel.for_spaces(inner.single_observation_space, inner.single_action_space)
+    model = CostModel.for_env(inner)
     torch.manual_seed(0)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)

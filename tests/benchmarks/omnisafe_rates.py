@@ -1,4 +1,4 @@
-"""PPOLag of OmniSafe 0.5.0, timed; one measurement of `bench_omnisafe.py`, in a process of its own.
+"""PPOLag of OmniSafe 0.5.0, timed; one measurement of `bench_omnisafe.py`, in a separate process.
 
     python omnisafe_rates.py '{"env_id": ..., "steps": ..., ...}'
 
@@ -70,7 +70,7 @@ def rates(job: dict[str, Any]) -> dict[str, float]:
             },
             "algo_cfgs": {
                 "steps_per_epoch": job["steps"],
-                "update_iters": job["epochs"],
+                "update_iters": job["update_epochs"],
                 "batch_size": job["minibatch_size"],
                 "kl_early_stop": False,
             },
@@ -86,7 +86,7 @@ def rates(job: dict[str, Any]) -> dict[str, float]:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
     assert len(rows) == job["iterations"]
-    assert all(float(row["Train/StopIter"]) == job["epochs"] for row in rows)
+    assert all(float(row["Train/StopIter"]) == job["update_epochs"] for row in rows)
     first, last = rows[0], rows[-1]
     steps = float(last["TotalEnvSteps"]) - float(first["TotalEnvSteps"])
     counted = rows[1:]

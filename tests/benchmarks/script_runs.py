@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,23 +11,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
-PHASES = ("env", "inference", "update", "cost_model")
-"""The fields `seconds_*` of metrics.jsonl, which a script has as far as it has the phase."""
+ROOT = Path(__file__).parents[2]
+PHASES = ("rollout", "cost_model", "update")
+"""The fields `seconds_*` of metrics.jsonl; a script logs those that it has."""
+OLDER_FLAGS = {"--learning-rate": "--lr", "--update-epochs": "--epochs", "--clip-coef": "--clip"}
+"""Flags of today, and their names before the scripts had CleanRL's."""
 
 Rows = list[dict[str, Any]]
 """The lines of a run's metrics.jsonl, one per iteration."""
 
 
-def run_script(name: str, *options: object) -> Rows:
-    """Run a script to its end in a folder of its own.
+def run_script(name: str, *options: object, checkout: Path = ROOT) -> Rows:
+    """Run a script of a checkout to its end, in a folder that is deleted afterwards.
 
     Raises:
-        SystemExit: If it fails, with what it said.
+        SystemExit: If it fails, with its output.
     """
+    checkout = checkout.resolve()
+    script = checkout / "cleanrl_scripts" / name
+    words = list(map(str, options))
+    if "learning_rate:" not in script.read_text(encoding="utf-8"):
+        words = [OLDER_FLAGS.get(word, word) for word in words]
+    # Ahead of the checkout that is installed; `.typings` has the link `pbcrl_envs` to `envs`.
+    paths = os.pathsep.join(map(str, (checkout, checkout / ".typings")))
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(SCRIPTS / name), *map(str, options), "--runs-dir", folder]
-        done = subprocess.run([*command, "--run-name", "run"], capture_output=True, text=True)
+        command = [sys.executable, str(script), *words, "--runs-dir", folder, "--run-name", "run"]
+        env = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(command, capture_output=True, text=True, env=env)
         if done.returncode != 0:
             raise SystemExit(f"error: {' '.join(command)} failed\n{done.stdout}{done.stderr}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
@@ -51,7 +62,7 @@ def phases(rows: Rows) -> dict[str, float]:
 
 
 def print_phases(titles: Sequence[str], tables: Sequence[dict[str, float]]) -> None:
-    """Print a column of microseconds per env step for each run, beside their shares."""
+    """Print microseconds per env step and shares by phase, one row per run."""
     width = max(map(len, titles)) + 2
     names = [*PHASES, "rest"]
     print(f"   {'us per env step':<{width}}" + "".join(f"{name:>18}" for name in names))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from .conftest import SCRIPTS, load
+from .paper import PAPER, load
 
 TOY, GOAL, PUSH = "PointHazards-v0", "SafetyPointGoal1-v0", "SafetyPointPush1-v0"
 
@@ -124,12 +124,53 @@ def test_a_folder_of_other_settings_is_refused_and_they_are_named(benchmark, tmp
     benchmark.claim(job)
     benchmark.claim(job)
     (other, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path / "a"), total_timesteps=7)
-    with pytest.raises(SystemExit, match=r"total-timesteps \(1000000 there, 7 now\); repeat"):
+    with pytest.raises(SystemExit, match=r"total-timesteps \(1000000 there, 7 now\); use"):
         benchmark.claim(other)
     # A folder that was moved is the same.
     (tmp_path / "a").rename(tmp_path / "b")
     (moved, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path / "b"))
     benchmark.claim(moved)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\0" * 40], ids=repr)
+def test_settings_that_cannot_be_read_are_refused_with_the_name_of_the_file(
+    benchmark, tmp_path, content
+):
+    (job, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path))
+    benchmark.claim(job)
+    (job.folder / "options.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"ppo_lag__0/options.json is empty or damaged; delete"):
+        benchmark.claim(job)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\0" * 40], ids=repr)
+def test_a_run_whose_summary_cannot_be_read_is_not_finished(benchmark, tmp_path, content):
+    (job, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path))
+    summary = job.folder / "summary.json"
+    assert not job.finished
+    assert benchmark.set_aside_damaged_summary(job) == ""
+    job.folder.mkdir()
+    summary.write_text('{"return": 1.0}')
+    assert job.finished
+    assert benchmark.set_aside_damaged_summary(job) == ""
+    summary.write_text(content)
+    assert not job.finished
+    said = benchmark.set_aside_damaged_summary(job)
+    assert said.startswith(f"warning: {summary} is empty or damaged, so this run counts as not")
+    assert not summary.exists()
+    assert (job.folder / "summary.json.damaged").read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "resumed"), [(None, False), ("", False), ('{"script": "ppo_lag"}', True)]
+)
+def test_a_run_is_resumed_if_it_has_written_its_arguments(benchmark, tmp_path, arguments, resumed):
+    (job, *_) = jobs(benchmark, "toy", runs_dir=str(tmp_path))
+    job.folder.mkdir()
+    if arguments is not None:
+        (job.folder / "args.json").write_text(arguments)
+    assert job.next_command == (job.resuming if resumed else job.command)
+    assert ("--resume" in job.next_command) == resumed
 
 
 def test_two_benchmarks_on_one_folder_are_refused(benchmark, tmp_path):
@@ -141,11 +182,12 @@ def test_two_benchmarks_on_one_folder_are_refused(benchmark, tmp_path):
     benchmark.lock(tmp_path).close()
 
 
-def test_rates_are_those_of_the_newest_lines_and_half_a_line_is_not_read(benchmark, tmp_path):
+def test_rates_are_those_of_the_newest_lines_and_torn_lines_are_not_read(benchmark, tmp_path):
     assert benchmark.recent_rows(tmp_path) == []
     lines = [{"env_steps": 100 * i, "wall_seconds": 5.0 + 2.0 * i} for i in range(1, 4)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "metrics.jsonl").write_text(text + '{"env_steps": 4')
+    torn = '{"env_steps": 4{"env_steps": 400}\n\0\0\n7\n{}\n'
+    (tmp_path / "metrics.jsonl").write_text(torn + text + '{"env_steps": 4')
     assert benchmark.recent_rows(tmp_path) == lines
     assert benchmark.rate_of(lines) == 50.0
     assert benchmark.rate_of(lines[:1]) is None
@@ -197,7 +239,7 @@ def test_a_child_dies_with_the_process_that_started_it(tmp_path):
         pytest.skip("other systems have no such signal")
     code = f"""
 import sys, time
-sys.path.insert(0, {str(SCRIPTS)!r})
+sys.path.insert(0, {str(PAPER)!r})
 from benchmark import open_child
 print(open_child(["sleep", "100"], {str(tmp_path / "log")!r}).pid, flush=True)
 time.sleep(100)
@@ -227,7 +269,7 @@ def wait_until(condition, seconds=120.0):
 
 
 def command(runs_dir, *options):
-    script = str(SCRIPTS / "benchmark.py")
+    script = str(PAPER / "benchmark.py")
     fixed = ["--preset", "smoke", "--seeds", "1", "--tasks", TOY, "--runs-dir", str(runs_dir)]
     return [sys.executable, script, *fixed, *options]
 
@@ -290,7 +332,7 @@ def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on_with_them(tmp_path):
         assert status == 1
         assert f"in use by process {process.pid}" in said
         process.send_signal(signal.SIGINT)
-        assert "the same command goes on with them" in process.communicate(timeout=60)[0]
+        assert "the same command resumes them" in process.communicate(timeout=60)[0]
     assert process.returncode == 130
     assert not alive(child)
     assert not (folder / "summary.json").exists()
@@ -324,7 +366,7 @@ def test_a_run_that_is_killed_is_resumed_and_the_reason_kept(tmp_path):
 # -- Ray -----------------------------------------------------------------------------------
 
 
-# In a process of its own: Ray leaves files and processes to be closed when Python ends.
+# In a separate process: Ray leaves files and processes to be closed when Python ends.
 CLUSTER = """
 from ray.cluster_utils import Cluster
 
@@ -370,10 +412,10 @@ def test_on_a_ray_cluster_a_run_whose_node_dies_goes_on_on_another(cluster, tmp_
         assert (folder / "summary.json").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_method_runs_on_a_ray_cluster_of_two_nodes(cluster, tmp_path):
     address = next(line.split()[1] for line in cluster.stdout if line.startswith("address"))
-    script = str(SCRIPTS / "benchmark.py")
+    script = str(PAPER / "benchmark.py")
     words = [sys.executable, script, "--preset", "smoke", "--seeds", "1", "--engine", "ray"]
     status, said = finish([*words, "--ray-address", address, "--runs-dir", str(tmp_path)])
     assert status == 0, said

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from .conftest import load
+from .paper import load
 
 GOAL, PUSH, TOY = "SafetyPointGoal1-v0", "SafetyPointPush1-v0", "PointHazards-v0"
 
@@ -257,6 +257,133 @@ def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
     write_run(tmp_path / "runs", TOY, "pbcrl", 1)
     (tmp_path / "runs" / f"{TOY}__pbcrl__1" / "summary.json").unlink()
     assert "Seeds: 0." in made(report, tmp_path, "toy")
+
+
+# -- Files that are damaged --------------------------------------------------------------------
+
+
+DAMAGED = pytest.mark.parametrize("content", ["", "{", "[1]", '{"return": 1}', "\0" * 9], ids=repr)
+
+
+@DAMAGED
+def test_a_damaged_summary_is_named_and_its_run_left_out(report, tmp_path, capsys, content):
+    write_run(tmp_path / "runs", TOY, "pbcrl", 0)
+    write_run(tmp_path / "runs", TOY, "pbcrl", 1)
+    (tmp_path / "runs" / f"{TOY}__pbcrl__1" / "summary.json").write_text(content)
+    assert "Seeds: 0." in made(report, tmp_path, "toy")
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert re.match(r"warning: .*__1/summary.json cannot be read \(.*\); its run is left", warning)
+
+
+def test_torn_lines_of_metrics_are_counted_and_left_out(report, tmp_path, capsys):
+    rows = [row(steps, true_cost=6.0, **{"return": 1.0}) for steps in (1_000, 2_000)]
+    write_run(tmp_path, TOY, "pbcrl", 0, rows=rows)
+    metrics = tmp_path / f"{TOY}__pbcrl__0" / "metrics.jsonl"
+    whole = metrics.read_text()
+    # A row that was glued to the half of another, zeros of a block that was never written, half.
+    metrics.write_text('{"env_steps": 50{"env_steps": 60}\n' + whole + "\0\0\n" + whole[:40])
+    (run,) = report.load(tmp_path)
+    assert run.rows == rows
+    assert run.summary["true_cost_mid"] == 6.0
+    assert (
+        capsys.readouterr().err == f"warning: 3 of 5 lines of {metrics} are damaged and left out\n"
+    )
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_run_without_lines_of_metrics_has_its_row_and_no_curves(report, tmp_path, content):
+    write_run(tmp_path, TOY, "pbcrl", 0, **{"return": 7.0})
+    metrics = tmp_path / f"{TOY}__pbcrl__0" / "metrics.jsonl"
+    metrics.unlink()
+    if content is not None:
+        metrics.write_text(content)
+    (run,) = report.load(tmp_path)
+    assert run.rows == []
+    assert run.summary["return"] == 7.0
+    assert report.curves(TOY, report.TABLES["toy"], [run]) is None
+
+
+@pytest.mark.parametrize("content", ["", "true_cost,learned_cost\n", "a,b\n1,\n", "a\n1\n2\n"])
+def test_damaged_test_costs_are_named_and_their_run_stays(report, tmp_path, capsys, content):
+    write_run(tmp_path, TOY, "pbcrl", 0)
+    path = tmp_path / f"{TOY}__pbcrl__0" / "test_costs.csv"
+    path.write_text(content)
+    (run,) = report.load(tmp_path)
+    assert run.test_costs is None
+    assert capsys.readouterr().err.startswith(f"warning: {path} cannot be read (")
+
+
+def test_undefined_costs_are_a_dash(report, tmp_path):
+    write_run(tmp_path / "runs", TOY, "pbcrl", 0)
+    path = tmp_path / "runs" / f"{TOY}__pbcrl__0" / "summary.json"
+    path.write_text(path.read_text().replace('"true_cost": 5.0', '"true_cost": null'))
+    assert cells(made(report, tmp_path, "toy"), f"{TOY}, d = 5", "return", "mean ± sd")[1] == "1.00"
+
+
+# -- Runs made by hand -------------------------------------------------------------------------
+
+
+def write_run_by_hand(root, name, **args):
+    """A finished run under a name of the user's choice."""
+    write_run(root, TOY, "pbcrl", 0)
+    folder = (root / f"{TOY}__pbcrl__0").rename(root / name)
+    (folder / "args.json").write_text(json.dumps({"env_id": TOY, "seed": 3} | args))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("variant", "args"),
+    [
+        ("ppo_lag", {"script": "ppo_lag", "cost_limit": None}),
+        ("ppo_lag_bf16", {"script": "ppo_lag", "bf16": True}),
+        ("pbcrl", {"script": "ppo_lag_pbcrl", "dead_zone": 1.0, "offline_queries": 200}),
+        (
+            "pbcrl_offline",
+            {"script": "ppo_lag_pbcrl", "offline_queries": 20_000, "online_queries": 0},
+        ),
+        (
+            "ppo_bt",
+            {"script": "ppo_lag_pbcrl", "dead_zone": 0.0, "dead_zone_lr": 0, "snr_weight": 0},
+        ),
+    ],
+)
+def test_a_run_of_any_name_is_the_variant_that_its_arguments_are(report, tmp_path, variant, args):
+    write_run_by_hand(tmp_path, f"{TOY}__{args['script']}__3__20260101-120000", **args)
+    (run,) = report.load(tmp_path)
+    assert (run.env_id, run.variant, run.seed) == (TOY, variant, 3)
+
+
+def test_runs_that_no_table_of_the_paper_has_are_in_a_table_of_their_own(report, tmp_path, capsys):
+    root = tmp_path / "runs"
+    write_run_by_hand(root, "first try", script="ppo_lag_pbcrl", env_id="mine/Road-v0")
+    write_run_by_hand(root, "toy", script="ppo_lag_pbcrl")
+    text = made(report, tmp_path)
+    assert "## Other runs (`other`)" in text
+    assert cells(text.partition("Other runs")[2], "mine/Road-v0, d = 5", "cost", "mean ± sd") == [
+        "5.00"
+    ]
+    assert (tmp_path / "out" / "other__bars.png").exists()
+    assert {found["env_id"] for found in csv_rows(tmp_path)} == {"mine/Road-v0", TOY}
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "warning"),
+    [
+        ('{"script": "sac", "env_id": "A-v0", "seed": 0}', "is a run of 'sac', which is no method"),
+        ("", "args.json cannot be read"),
+        ('{"script": "ppo_lag"}', "no JSON object with script, env_id, seed"),
+    ],
+)
+def test_a_run_that_cannot_be_identified_is_named_and_left_out(
+    report, tmp_path, capsys, content, warning
+):
+    folder = write_run_by_hand(tmp_path, "mine", script="ppo_lag")
+    (folder / "args.json").write_text(content)
+    assert report.load(tmp_path) == []
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("warning: ")
+    assert warning in said
 
 
 def test_a_folder_without_finished_runs_and_an_unknown_table_are_refused(report, tmp_path):

@@ -1,6 +1,10 @@
-"""The paper's tables and figures from what `benchmark.py` left, whatever part of it is finished.
+"""The paper's tables and figures from the finished runs of `benchmark.py`, or from any other runs.
 
-    python cleanrl_scripts/report.py --runs-dir runs/benchmark --out runs/report
+    python cleanrl_scripts/paper/report.py --runs-dir runs/benchmark --out runs/report
+
+A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`. Runs that no
+table of the paper has are reported in a table at the end. A missing or damaged file is named in a
+warning and left out.
 
 Writes `report.md`, `runs.csv` with one row per run, and every figure as PNG and SVG. Tables show
 the mean and the standard deviation over seeds, the interquartile mean with its 95 % bootstrap
@@ -12,9 +16,11 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from presets import TABLES, VARIANTS, Table, made_as
+from presets import ACCURACY, COST, LEARNED, RETURN, TABLES, VARIANTS, Table, made_as
 from scipy import stats
 
 import pbcrl_envs
@@ -52,7 +58,7 @@ METRICS = {
     "return_last_tenth": "return, end",
     "true_cost_last_tenth": "cost, end",
 }
-"""What a table can show, and its name there."""
+"""Keys of a summary that a table can show, and their titles."""
 
 NOTES = """
 Return and cost are those of the final evaluation (deterministic policy); mid and end are of the
@@ -76,7 +82,7 @@ OTHERS = "tab:purple", "tab:brown", "tab:pink", "tab:gray", "tab:olive", "tab:cy
 @dataclass(frozen=True)
 class Args:
     runs_dir: str = "runs/benchmark"
-    """folder that benchmark.py wrote"""
+    """folder of the runs, by benchmark.py or by hand"""
     out: str = "runs/report"
     """folder for the report"""
     tables: tuple[str, ...] = ()
@@ -103,7 +109,7 @@ class Run:
 
     @property
     def limit(self) -> float | None:
-        """d, the true one: labels may go by a stricter one, and unconstrained runs have none."""
+        """d, the true limit; None if the run is unconstrained. Labels may follow a stricter one."""
         if VARIANTS[self.variant].shifted:
             return pbcrl_envs.cost_limit(self.env_id)
         found: float | None = self.summary.get("cost_limit")
@@ -116,26 +122,104 @@ class Run:
 
     @property
     def learned_limit(self) -> float | None:
-        """What its learned costs are held to; d itself by RLSF."""
+        """Limit of its learned costs; d itself for RLSF."""
         found: float | None = self.summary.get("learned_limit")
         return found
+
+
+# -- Reading ---------------------------------------------------------------------------------------
+
+
+def warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def read_object(path: Path, *keys: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None, with a warning, if it is damaged or lacks a key."""
+    try:
+        found = json.loads(path.read_bytes())
+        if isinstance(found, dict) and found.keys() >= set(keys):
+            return found
+        why = f"it is no JSON object with {', '.join(keys)}"
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error)
+    warn(f"{path} cannot be read ({why}); its run is left out")
+    return None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl; those that are torn are left out, with one warning."""
+    rows = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        warn(f"{path} cannot be read ({error}); its run has no curves")
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and row.keys() >= {"env_steps", "episodes", "return", "true_cost"}:
+            rows.append(row)
+    if len(rows) < len(lines):
+        warn(f"{len(lines) - len(rows)} of {len(lines)} lines of {path} are damaged and left out")
+    return rows
+
+
+def read_costs(path: Path) -> np.ndarray | None:
+    """Return the true and learned costs in test_costs.csv, (n, 2), or None if there are none."""
+    if not path.exists():
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's own, if the file is empty
+            costs = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+        if len(costs) and costs.shape[1] == 2:
+            return costs
+        why = f"its numbers have the shape {costs.shape}, not (n, 2)"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    warn(f"{path} cannot be read ({why}); its run has no distribution of costs")
+    return None
+
+
+def identity(folder: Path) -> tuple[str, str, int] | None:
+    """Return env id, variant and seed of a run: from its folder's name, or else its arguments."""
+    env_id, _, rest = folder.name.partition("__")
+    variant, _, seed = rest.rpartition("__")
+    if variant in VARIANTS and seed.isdecimal():
+        return env_id, variant, int(seed)
+    args = read_object(folder / "args.json", "script", "env_id", "seed")
+    if args is None:
+        return None
+    # The variant that agrees with the run in most options. "cost-limit" is "cost_limit" there.
+    options = {name.replace("_", "-"): value for name, value in args.items()}
+    fitting = [
+        name
+        for name, row in VARIANTS.items()
+        if row.script == args["script"] and row.options.items() <= options.items()
+    ]
+    if not fitting:
+        warn(f"{folder} is a run of {args['script']!r}, which is no method here; it is left out")
+        return None
+    best = max(fitting, key=lambda name: len(VARIANTS[name].options))
+    return args["env_id"], made_as(args["env_id"], best), args["seed"]
 
 
 def load(folder: Path) -> list[Run]:
     """Read every finished run in a folder, in the order of their names."""
     runs = []
-    for path in sorted(folder.glob("*__*__*/summary.json")):
-        env_id, variant, seed = path.parent.name.split("__")
-        if variant not in VARIANTS:
+    for path in sorted(folder.glob("*/summary.json")):
+        summary = read_object(path, "return", "true_cost", "wall_seconds")
+        found = identity(path.parent) if summary is not None else None
+        if summary is None or found is None:
             continue
-        lines = (path.parent / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        summary = json.loads(path.read_text()) | at_half(rows)
-        costs = path.parent / "test_costs.csv"
-        tested = np.loadtxt(costs, delimiter=",", skiprows=1, ndmin=2) if costs.exists() else None
-        run = Run(env_id, variant, int(seed), summary, rows, tested)
-        if run.limit is not None:
-            summary["bias"] = abs(summary["true_cost"] - run.limit)
+        rows = read_rows(path.with_name("metrics.jsonl"))
+        costs = read_costs(path.with_name("test_costs.csv"))
+        run = Run(*found, summary | at_half(rows), rows, costs)
+        if run.limit is not None and summary["true_cost"] is not None:
+            run.summary["bias"] = abs(summary["true_cost"] - run.limit)
         runs.append(run)
     return runs
 
@@ -297,7 +381,7 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 def colors(table: Table) -> dict[str, str]:
     """The methods in the paper's colors, whatever else a table has in others."""
-    rest = iter(OTHERS)
+    rest = cycle(OTHERS)
     bases = {v: VARIANTS[v].without_limit or v for v in table.variants}
     return {v: COLORS.get(base) or next(rest) for v, base in bases.items()}
 
@@ -311,7 +395,7 @@ def at(steps: np.ndarray, run: Run, key: str) -> np.ndarray | None:
 def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
     """Return, true cost and learned cost over env steps: mean and standard deviation over seeds.
 
-    Limits are dashed. Learned costs of RLSF have an axis of their own, as their unit is another.
+    Limits are dashed. Learned costs of RLSF have a separate axis, since their unit differs.
     """
     chosen = {variant: runs_of(runs, env_id, variant) for variant in table.variants}
     present = [run for of_variant in chosen.values() for run in of_variant]
@@ -455,19 +539,32 @@ def save(figure: Figure | None, out: Path, name: str) -> str:
 # -- The report ------------------------------------------------------------------------------------
 
 
+def table_of_others(runs: Sequence[Run]) -> Table:
+    """A table of runs that no table of the paper has."""
+    tasks = tuple(dict.fromkeys(run.env_id for run in runs))
+    variants = tuple(v for v in VARIANTS if any(run.variant == v for run in runs))
+    return Table("Other runs", tasks, variants, (RETURN, COST, LEARNED, ACCURACY))
+
+
 def main(args: Args) -> None:
-    for name in args.tables:
-        if name not in TABLES:
-            raise SystemExit(f"error: --tables must be of {', '.join(TABLES)}, got {name!r}")
-    if library is None:
-        print("warning: no interquartile means, as rliable is not installed; it needs Python 3.11")
     root, out = Path(args.runs_dir), Path(args.out)
-    loaded = {folder: load(folder) for folder in (root, root / "smoke")}
+    runs_in = {name: load(root / name) for name in ("", "smoke")}
+    wanted = {
+        name: {(t, made_as(t, v)) for t in table.tasks for v in table.variants}
+        for name, table in TABLES.items()
+    }
+    others = [r for r in runs_in[""] if (r.env_id, r.variant) not in set().union(*wanted.values())]
+    tables = TABLES | {"other": table_of_others(others)}
+    wanted["other"] = {(run.env_id, run.variant) for run in others}
+    for name in args.tables:
+        if name not in tables:
+            raise SystemExit(f"error: --tables must be of {', '.join(tables)}, got {name!r}")
+    if library is None:
+        warn("no interquartile means, as rliable is not installed; it needs Python 3.11")
     parts, reported, drawn = ["# Report", NOTES], list[Run](), set[tuple[str, ...]]()
-    for name, table in TABLES.items():
-        found = loaded[root / "smoke" if name == "smoke" else root]
-        wanted = {(t, made_as(t, v)) for t in table.tasks for v in table.variants}
-        runs = [run for run in found if (run.env_id, run.variant) in wanted]
+    for name, table in tables.items():
+        found = runs_in["smoke" if name == "smoke" else ""]
+        runs = [run for run in found if (run.env_id, run.variant) in wanted[name]]
         if (args.tables and name not in args.tables) or not runs:
             continue
         out.mkdir(parents=True, exist_ok=True)
@@ -478,7 +575,7 @@ def main(args: Args) -> None:
             if (env_id, *table.variants) in drawn:  # for a table before
                 continue
             drawn.add((env_id, *table.variants))
-            prefix = f"{name}__{env_id}"
+            prefix = f"{name}__{env_id.replace('/', '-')}"
             parts.append(save(curves(env_id, table, runs), out, f"{prefix}__curves"))
             parts.append(save(distributions(env_id, table, runs), out, f"{prefix}__costs"))
     if not reported:

@@ -1,10 +1,11 @@
 """Runs of a table of the paper: task x variant x seed, on this machine or on a Ray cluster.
 
-    python cleanrl_scripts/benchmark.py --preset results --seeds 5 --workers 2
-    python cleanrl_scripts/report.py
+    python cleanrl_scripts/paper/benchmark.py --preset results --seeds 5 --workers 2
+    python cleanrl_scripts/paper/report.py
 
-What is finished is skipped, what was cut off is resumed, what dies is tried again and its error
-kept in `failures.jsonl`. All presets share one folder: a run that two tables need is made once.
+Finished runs are skipped, interrupted runs are resumed, and a run that dies is tried again and its
+error kept in `failures.jsonl`. All presets share one folder: a run that two tables need is made
+once.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
 import tyro
-from presets import TABLES, VARIANTS, command_of, made_as, options_of
+from presets import SCRIPTS, TABLES, VARIANTS, command_of, made_as, options_of
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-SCRIPTS = Path(__file__).parent
+from pbcrl.storage import write_atomically
+
 PLACES = "runs-dir", "dataset", "save-trajectories"
 
 
@@ -82,22 +84,42 @@ class Job:
     state: State = "waiting"
     failures: list[str] = field(default_factory=list)
     log_start: int = 0
-    """Where the output of the present attempt begins in `log.txt`."""
+    """Offset in `log.txt` at which the output of the present attempt begins."""
 
     @property
     def total(self) -> int:
-        """Env steps that it takes."""
+        """Env steps of the run."""
         return int(str(self.options["total-timesteps"]))
 
     @property
+    def finished(self) -> bool:
+        """Whether it has left a summary; an empty or damaged one does not count."""
+        return read_object(self.folder / "summary.json") is not None
+
+    @property
     def command(self) -> list[str]:
-        """To begin it."""
+        """The command that starts the run."""
         return command_of(self.script.stem, self.options)
 
     @property
     def resuming(self) -> list[str]:
-        """To go on with it."""
+        """The command that resumes the run."""
         return [sys.executable, str(self.script), "--resume", str(self.folder)]
+
+    @property
+    def next_command(self) -> list[str]:
+        """The command that resumes the run if it was begun, and starts it otherwise."""
+        begun = read_object(self.folder / "args.json") is not None
+        return self.resuming if begun else self.command
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None if the file is missing, empty or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found else None
 
 
 # -- The grid --------------------------------------------------------------------------------------
@@ -154,17 +176,19 @@ def job_of(args: Args, table: str, env_id: str, variant: str, seed: int) -> Job:
 
 
 def claim(job: Job) -> None:
-    """Note what a folder's run is made by, or refuse one that was made by something else."""
+    """Note the options of a run in its folder, or refuse a folder that was made with others."""
     noted = job.folder / "options.json"
     now = {name: value for name, value in job.options.items() if name not in PLACES}
     now = json.loads(json.dumps({"script": job.script.stem, **now}))
     if not noted.exists():
-        job.folder.mkdir(parents=True, exist_ok=True)
-        draft = noted.with_suffix(".draft")
-        draft.write_text(json.dumps(now, indent=2) + "\n")
-        draft.replace(noted)
+        write_atomically(noted, (json.dumps(now, indent=2) + "\n").encode())
         return
-    then = json.loads(noted.read_text())
+    then = read_object(noted)
+    if then is None:
+        raise SystemExit(
+            f"error: options.json tells what settings a run was started with, but {noted} is empty "
+            "or damaged; delete that file if the settings were these, or move the folder away"
+        )
     differing = [
         f"{name} ({then.get(name)} there, {now.get(name)} now)"
         for name in then | now
@@ -172,9 +196,21 @@ def claim(job: Job) -> None:
     ]
     if differing:
         raise SystemExit(
-            f"error: {job.folder} holds a run of other settings: {', '.join(differing)}; repeat "
-            "them, or use another --runs-dir"
+            f"error: {job.folder} holds a run of other settings: {', '.join(differing)}; use the "
+            "same settings, or another --runs-dir"
         )
+
+
+def set_aside_damaged_summary(job: Job) -> str:
+    """Rename a summary that cannot be read, so that the run is resumed; return what to say."""
+    path = job.folder / "summary.json"
+    if not path.exists() or job.finished:
+        return ""
+    path.replace(path.with_name("summary.json.damaged"))
+    return (
+        f"warning: {path} is empty or damaged, so this run counts as not finished: it is resumed, "
+        "and the file is kept as summary.json.damaged"
+    )
 
 
 def lock(root: Path) -> TextIO:
@@ -210,7 +246,7 @@ class Engine(Protocol):
     def start(self, job: Job, command: list[str]) -> None: ...
 
     def finished(self) -> list[tuple[Job, str]]:
-        """Runs that have ended since the last call, and what each died of, "" if of nothing."""
+        """Runs that have ended since the last call, each with its cause of death, "" if none."""
         ...
 
     def stop(self) -> None:
@@ -227,7 +263,7 @@ def open_child(command: list[str], log: str) -> subprocess.Popen[bytes]:
             libc.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
     with open(log, "ab") as file:
-        # A session of its own: Ctrl-C in the terminal reaches it through the engine alone, once.
+        # In a new session, so that Ctrl-C in the terminal reaches it once, through the engine.
         return subprocess.Popen(
             command,
             stdout=file,
@@ -332,7 +368,7 @@ class RayEngine:
 
 
 def recent_rows(folder: Path) -> list[dict[str, Any]]:
-    """The newest whole lines of metrics.jsonl, about twenty, or none."""
+    """Return the newest lines of metrics.jsonl, about twenty; lines that are torn are left out."""
     try:
         with (folder / "metrics.jsonl").open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - 16_384)
@@ -340,11 +376,17 @@ def recent_rows(folder: Path) -> list[dict[str, Any]]:
             lines = file.read().split(b"\n")
     except OSError:
         return []
-    return [json.loads(line) for line in lines[start > 0 : -1]]
+    rows = []
+    for line in lines[start > 0 : -1]:
+        with suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and {"env_steps", "wall_seconds"} <= row.keys():
+                rows.append(row)
+    return rows
 
 
 def rate_of(rows: Sequence[dict[str, Any]]) -> float | None:
-    """Env steps per second over these lines; None if one cannot say."""
+    """Env steps per second over these lines; None if they are too few."""
     if len(rows) < 2:
         return None
     steps, seconds = (rows[-1][key] - rows[0][key] for key in ("env_steps", "wall_seconds"))
@@ -352,7 +394,7 @@ def rate_of(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def picture(jobs: Sequence[Job]) -> Table:
-    """A table of what runs, with rates and the time that is left."""
+    """A table of the runs in progress, with rates and the time that is left."""
     table = Table(title_justify="left")
     for head in ("run", "env steps", "steps/s", "left", "return", "true cost", "learned"):
         table.add_column(head, justify="left" if head == "run" else "right")
@@ -374,7 +416,7 @@ def picture(jobs: Sequence[Job]) -> Table:
         table.add_row(job.name, f"{steps:,}", f"{rate:,.0f}" if rate else "", left, *shown)
     states = [job.state for job in jobs]
     table.title = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
-    if rates:  # as if those that wait were as fast as those that run
+    if rates:  # on the assumption that waiting runs are as fast as running ones
         table.title += f"; about {clock(to_do / sum(rates))} left"
     return table
 
@@ -406,18 +448,18 @@ def last_words(job: Job) -> str:
 
 
 def launch(job: Job, engine: Engine) -> None:
-    log, begun = job.folder / "log.txt", (job.folder / "args.json").exists()
+    log = job.folder / "log.txt"
     job.log_start = log.stat().st_size if log.exists() else 0
     job.state = "running"
-    engine.start(job, job.resuming if begun else job.command)
+    engine.start(job, job.next_command)
 
 
 def settle(job: Job, death: str, args: Args, console: Console) -> None:
     """Note that a run has ended; one that died waits for another try, while it has any left."""
-    if not death and (job.folder / "summary.json").exists():
+    if not death and job.finished:
         job.state = "done"
     else:
-        why = f"{death or 'no summary.json'}: {last_words(job)}"
+        why = f"{death or 'no readable summary.json'}: {last_words(job)}"
         job.failures.append(why)
         job.state = "failed" if len(job.failures) > args.retries else "waiting"
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
@@ -463,7 +505,9 @@ def main(args: Args) -> None:
     with lock(root):
         for job in jobs:
             claim(job)
-            job.state = "done" if (job.folder / "summary.json").exists() else "waiting"
+            if warning := set_aside_damaged_summary(job):
+                say(console, warning)
+            job.state = "done" if job.finished else "waiting"
         engine: Engine = (
             LocalEngine(args.workers)
             if args.engine == "local"
@@ -473,7 +517,7 @@ def main(args: Args) -> None:
         try:
             work(args, jobs, engine, console)
         except KeyboardInterrupt:
-            say(console, "stopping the runs; the same command goes on with them")
+            say(console, "stopping the runs; the same command resumes them")
             raise SystemExit(130) from None
         finally:
             engine.stop()

@@ -14,6 +14,9 @@ from typing import Any
 
 import pbcrl_envs
 
+SCRIPTS = Path(__file__).parents[1]
+"""Folder of the training scripts."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -382,7 +385,7 @@ DRIVING: dict[str, object] = {
     "num-steps": 100,
     "minibatch-size": 2_000,
     "hidden-sizes": (64, 64),
-    "lr": 1e-3,
+    "learning-rate": 1e-3,
     "lr-decay": 0.9,  # or the last iterate is left to chance
     "target-kl": 0.01,
     "bound-coef": 0.1,
@@ -402,7 +405,7 @@ TASK_OPTIONS: dict[str, dict[str, object]] = {
         "num-steps": 100,
         "minibatch-size": 500,
         "hidden-sizes": (128, 128),
-        "lr": 1e-3,
+        "learning-rate": 1e-3,
         "target-kl": 0.05,
         "gamma": 0.95,
         "bound-coef": 0.1,
@@ -436,7 +439,7 @@ def made_as(env_id: str, variant: str) -> str:
 
 def command_of(script: str, options: Mapping[str, object]) -> list[str]:
     """Return the command that runs a script, without its `.py`, with these options."""
-    command = [sys.executable, str(Path(__file__).with_name(f"{script}.py"))]
+    command = [sys.executable, str(SCRIPTS / f"{script}.py")]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else () if value is True else (value,)
         command += [f"--{name}", *map(str, values)]
@@ -460,7 +463,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":
-        options |= {"hidden-sizes": (32, 32), "epochs": 2, "eval-episodes": 2}
+        options |= {"hidden-sizes": (32, 32), "update-epochs": 2, "eval-episodes": 2}
         options |= SMOKE_OPTIONS[env_id]
         for name in QUERIES:
             if name in options:

@@ -1,0 +1,1 @@
+"""What the scripts share and no algorithm cares about: run folders, checkpoints, films."""

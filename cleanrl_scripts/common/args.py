@@ -1,0 +1,178 @@
+"""The scripts' arguments: parsed, checked before anything is made, taken up again by `--resume`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import tyro
+from gymnasium.error import DependencyNotInstalled
+
+from pbcrl.errors import PbcrlError, StorageError
+
+ArgsT = TypeVar("ArgsT")
+
+INTERRUPTED = 130
+"""Exit status of a run that Ctrl-C ended, as shells have it."""
+
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "at least 1": (
+        "total_timesteps collect_timesteps num_envs num_steps update_epochs minibatch_size "
+        "eval_episodes episodes checkpoint_interval torch_threads hidden_sizes cost_hidden_sizes "
+        "cost_batch_size pretrain_epochs validate_every patience finetune_interval finetune_epochs "
+        "queries segment_length classifier_steps classifier_batch_size classifier_hidden_sizes "
+        "buffer_size hash_bits max_trajectories",
+        lambda value: value >= 1,
+    ),
+    "> 0 and finite": (
+        "learning_rate cost_lr multiplier_lr classifier_lr max_grad_norm clip_coef target_kl "
+        "max_std",
+        lambda value: 0 < value < math.inf,
+    ),
+    "in [0, 1]": (
+        "gamma gae_lambda lr_decay preference_noise safety_noise",
+        lambda value: 0 <= value <= 1,
+    ),
+    ">= 0 and finite": (
+        "bound_coef multiplier_initial dead_zone dead_zone_lr snr_weight capture_video seed "
+        "offline_queries online_queries",
+        lambda value: 0 <= value < math.inf,
+    ),
+    "finite": ("initial_log_std", math.isfinite),
+    ">= 0 (inf is unconstrained)": ("cost_limit", lambda value: value >= 0),
+}
+
+
+def check_args(args: Any) -> None:
+    """Refuse arguments out of their range, before anything is made or trained.
+
+    Raises:
+        ValueError: If one is; or if the name of the run is a path, or PyTorch finds no GPU.
+    """
+    given = dataclasses.asdict(args)
+    for rule, (names, holds) in _RULES.items():
+        for name in names.split():
+            value = given.get(name)
+            values = value if isinstance(value, tuple) else () if value is None else (value,)
+            if not all(map(holds, values)):
+                raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value}")
+    run_name = given.get("run_name")
+    if run_name is not None and (Path(run_name).name != run_name or run_name == ".."):
+        raise ValueError(
+            f"--run-name is the name of a folder in --runs-dir, got {run_name!r}; give the folder "
+            "above it as --runs-dir"
+        )
+    if "num_steps" in given and args.minibatch_size > args.batch_size:
+        raise ValueError(
+            f"--minibatch-size must be at most num_envs * num_steps = {args.batch_size}, the size "
+            f"of a rollout, got {args.minibatch_size}"
+        )
+    if given.get("device") == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is "
+            f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
+            "or leave out --device"
+        )
+    dataset = given.get("dataset")
+    if dataset is not None and not Path(dataset).exists():
+        raise ValueError(f"--dataset names a folder of episodes, but {dataset} does not exist")
+
+
+def resumed(args: ArgsT, *, script: str) -> ArgsT:
+    """Return the arguments of the run to go on with, or `args` if `--resume` is not given.
+
+    Raises:
+        StorageError: If the folder holds no run of this script.
+        ValueError: If that run is finished, or other arguments are given along with `--resume`.
+    """
+    given = dataclasses.asdict(args)  # type: ignore[call-overload]
+    if given["resume"] is None:
+        return args
+    folder = Path(given["resume"])
+    stored = read_args(folder)
+    if stored.pop("script", None) != script:
+        raise StorageError(
+            f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
+        )
+    stored.pop("versions", None)
+    if is_finished(folder):
+        raise ValueError(f"--resume takes a run that was cut off, but {folder} is finished")
+    defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
+    stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+    if unknown := sorted(set(stored) ^ set(defaults)):
+        raise StorageError(
+            f"{folder} was written by another version of {script}.py, which differs in "
+            f"{', '.join(unknown)}; start a new run"
+        )
+    clashing = [n for n in given if given[n] not in (defaults[n], stored[n]) and n != "resume"]
+    if clashing:
+        raise ValueError(
+            f"a resumed run keeps its arguments, but {', '.join(sorted(clashing))} differ from "
+            f"those in {folder}; leave them out, or start a new run"
+        )
+    place = {"resume": str(folder), "runs_dir": str(folder.parent), "run_name": folder.name}
+    again: ArgsT = dataclasses.replace(args, **(stored | place))  # type: ignore[type-var]
+    return again
+
+
+def read_args(folder: Path) -> dict[str, Any]:
+    """Read `args.json` of a run.
+
+    Raises:
+        StorageError: If there is none, or it is not readable.
+    """
+    try:
+        stored = json.loads((folder / "args.json").read_text())
+        if not isinstance(stored, dict):
+            raise ValueError(f"it holds {type(stored).__name__}, not an object")
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"a run's folder holds args.json, but {folder} has none that can be read ({error}); "
+            "give the folder that the training script named, or start a new run"
+        ) from error
+    return stored
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run has written its summary; an empty or torn file is no summary."""
+    try:
+        return bool(json.loads((folder / "summary.json").read_text()))
+    except (OSError, ValueError):
+        return False
+
+
+def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
+    """Parse the arguments and train; errors that a user can mend are one line, not a traceback."""
+    words = sys.argv[1:] if argv is None else argv
+    # 1e6 counts steps as well as 1000000 does.
+    words = [str(int(float(w))) if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", w) else w for w in words]
+    args = tyro.cli(args_type, args=words)
+    try:
+        train(args)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except (
+        ArithmeticError,
+        DependencyNotInstalled,
+        LookupError,
+        MemoryError,
+        OSError,
+        PbcrlError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        if os.environ.get("PBCRL_TRACEBACK"):
+            raise
+        said = str(error) or "no message"
+        if isinstance(error, ArithmeticError | LookupError | MemoryError | TypeError):
+            said = f"{type(error).__name__}: {said}"
+        sys.exit(f"error: {said}\n(PBCRL_TRACEBACK=1 shows where)")

@@ -1,0 +1,209 @@
+"""Episodes to pretrain on: recorded while `ppo_lag.py` trains, cached by its arguments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from common.args import INTERRUPTED, is_finished
+from common.envs import flat_dims, horizon_of
+from common.run import Run, open_child
+from pbcrl import Label, ReplayOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
+from pbcrl.errors import LabelError, MismatchError, PbcrlError, StorageError
+from pbcrl.label_log import read_labels
+from pbcrl.recorder import TrajectoryRecorder
+
+_SHARED = """
+    env_id seed num_envs num_steps update_epochs minibatch_size learning_rate lr_decay max_grad_norm
+    hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std torch_threads bf16
+    device
+"""
+_FREE = {
+    "env_id",
+    "cost_limit",
+    "dataset",
+    "replay_labels",
+    "runs_dir",
+    "run_name",
+    "capture_video",
+}
+
+
+class Collector:
+    """Writes a uniform sample of a run's episodes to `args.save_trajectories`.
+
+    Args:
+        args: Needs that path, `max_trajectories`, `env_id`, `seed` and `resume`.
+        envs: Of `make_envs`.
+    """
+
+    def __init__(self, args: Any, envs: VectorEnv[Any, Any, Any]) -> None:
+        obs_dim, act_dim = flat_dims(envs)
+        self._recorder = TrajectoryRecorder(envs.num_envs)
+        # A stream for itself: whether episodes are saved changes no training.
+        self._rng = np.random.default_rng([args.seed, 1])
+        self.writer = TrajectoryWriter(
+            args.save_trajectories,
+            env_id=args.env_id,
+            obs_shape=(obs_dim,),
+            act_dim=act_dim,
+            horizon=horizon_of(envs),
+            capacity=args.max_trajectories,
+            rng=self._rng,
+            overwrite=args.resume is not None,
+        )
+
+    def record(
+        self,
+        obs: np.ndarray,
+        actions: np.ndarray,
+        costs: np.ndarray,
+        done: np.ndarray,
+        discarded: np.ndarray,
+    ) -> None:
+        """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,)."""
+        for trajectory in self._recorder.record(obs, actions, costs, done, discarded=discarded):
+            self.writer.add(trajectory)
+
+    def restart(self) -> None:
+        """Forget the episodes under way: the envs were reset."""
+        self._recorder.drop_unfinished()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it; what was recorded is on disk when this returns."""
+        self.writer.flush()
+        return {
+            "recorder": self._recorder.state_dict(),
+            "writer": self.writer.state_dict(),
+            "rng": self._rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._recorder.load_state_dict(state["recorder"])
+        self.writer.load_state_dict(state["writer"])
+        self._rng.bit_generator.state = state["rng"]
+
+
+def collect(args: Any, run: Run, *, limit: float, script: Path) -> Path:
+    """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it.
+
+    Args:
+        args: Of `ppo_lag_pbcrl.py`.
+        run: Whose folder holds the child's until it is finished.
+        limit: d, of the child.
+        script: `ppo_lag.py`.
+
+    Raises:
+        PbcrlError: If the child fails.
+    """
+    # Not the multiplier's settings: those of the caller are for a learned cost, standardised.
+    options = {name: getattr(args, name) for name in _SHARED.split()}
+    options["cost_limit"] = limit
+    options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
+    # Other arguments make another dataset, so they are part of its name.
+    digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
+    env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
+    cached = Path(args.runs_dir) / "datasets"
+    cached /= f"{env_name}__{options['total_timesteps']}__{args.seed}__{digest}"
+    if cached.exists():
+        run.say(f"   using the episodes collected before in {cached}")
+        return cached
+    begun, episodes = run.folder / "collect", run.folder / "collected"
+    if not is_finished(begun):
+        options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
+        options["save_trajectories"] = episodes
+        command = [sys.executable, str(script)]
+        if (begun / "args.json").exists():
+            command += ["--resume", str(begun)]
+        else:
+            for name, value in options.items():
+                values = value if isinstance(value, tuple) else (value,)
+                if value is not False:
+                    flag = f"--{name.replace('_', '-')}"
+                    command += [flag] if value is True else [flag, *map(str, values)]
+        child = open_child(command)
+        try:
+            status = child.wait()
+        except KeyboardInterrupt:
+            child.wait()  # Ctrl-C reached the child too: it is writing down what it has
+            raise
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if status != 0:
+            raise PbcrlError(f"collecting episodes failed with status {status}; its error is above")
+    if cached.exists():  # another run was faster
+        return episodes
+    cached.parent.mkdir(parents=True, exist_ok=True)
+    episodes.rename(cached)
+    return cached
+
+
+def open_dataset(
+    path: str | Path, env_id: str, *, horizon: int | None, rng: np.random.Generator
+) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
+    """Split a dataset by trajectory, since splitting by pair would leak.
+
+    Returns:
+        Episodes to test on, a tenth, which are never labelled; to validate on, another tenth; and
+        to train on.
+
+    Raises:
+        LabelError: If there are fewer than 10 episodes.
+        MismatchError: If they have another time limit.
+    """
+    dataset = TrajectoryDataset(path, env_id=env_id)
+    if dataset.horizon != horizon:
+        raise MismatchError(
+            f"episodes compare by their summed cost, so they must have one time limit: {path} has "
+            f"a horizon of {dataset.horizon} steps, {env_id} one of {horizon}; collect a dataset "
+            "for this env"
+        )
+    if len(dataset) < 10:
+        raise LabelError(
+            f"10 episodes or more are needed to split them, {path} has {len(dataset)}; collect "
+            "more (--collect-timesteps)"
+        )
+    order = rng.permutation(len(dataset))
+    size = max(2, len(dataset) // 10)
+    parts = order[:size], order[size : 2 * size], order[2 * size :]
+    test, valid, train = ([dataset[i] for i in part] for part in parts)
+    return test, valid, train
+
+
+def replay_oracle(args: Any) -> ReplayOracle:
+    """Answer with the labels of a run that had the same arguments.
+
+    Raises:
+        MismatchError: If it had others, or a person answered there.
+        StorageError: If there is no such run.
+    """
+    path = Path(args.replay_labels)
+    labels: list[Label] = read_labels(path)
+    try:
+        bought = json.loads((path.parent / "args.json").read_text())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"labels fit the run that bought them only, and its args.json must lie beside {path} "
+            f"({error}); replay them from that run's folder"
+        ) from error
+    if bought.get("label_folder") is not None:
+        raise MismatchError(
+            f"labels given by hand came in no fixed order, so those of {path.parent} cannot be "
+            f"replayed; they are still in their folder: --label-folder {bought['label_folder']}"
+        )
+    now = json.loads(json.dumps(vars(args)))
+    differing = sorted(name for name in now if name not in _FREE and bought.get(name) != now[name])
+    if differing:
+        raise MismatchError(
+            f"labels fit the queries of the run that bought them only, but {', '.join(differing)} "
+            f"differ from those in {path.parent}; repeat them"
+        )
+    return ReplayOracle(labels)

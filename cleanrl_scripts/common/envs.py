@@ -1,0 +1,188 @@
+"""Environments by id, for the scripts: batched, checked, and counted by episodes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import load_env_creator
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+import pbcrl_envs
+from pbcrl.errors import MissingCostError, NonFiniteError
+
+
+def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Make `num_envs` copies of any Gymnasium env with flat Box spaces; ended ones reset at once.
+
+    An id whose vector entry point takes `autoreset_mode` (all batched tasks of `pbcrl_envs`) is
+    made batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
+
+    Raises:
+        ValueError: If the id is unknown (the nearest are named), it has no time limit, or its
+            spaces do not fit.
+    """
+    module, _, plain_id = env_id.rpartition(":")
+    try:
+        if module:
+            _import_from_here(module)
+        spec = gym.spec(plain_id)
+    except (gym.error.Error, ModuleNotFoundError) as error:
+        near = difflib.get_close_matches(plain_id, list(gym.registry), n=3, cutoff=0.4)
+        ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
+        raise ValueError(
+            f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
+            f"did you mean {' or '.join(near or ours)}? For a custom env use 'module:Id-v0'"
+        ) from error
+    if spec.max_episode_steps is None:
+        raise ValueError(
+            f"episodes must end for their cost to be compared, but {env_id} has no time limit; "
+            "register it with max_episode_steps"
+        )
+    entry: Any = spec.vector_entry_point
+    if isinstance(entry, str):
+        entry = load_env_creator(entry)
+    if entry is not None and "autoreset_mode" in inspect.signature(entry).parameters:
+        envs = gym.make_vec(plain_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    else:
+        options = {"autoreset_mode": AutoresetMode.SAME_STEP}
+        envs = gym.make_vec(plain_id, num_envs, vectorization_mode="sync", vector_kwargs=options)
+    for name, space, wrapper in [
+        ("observation", envs.single_observation_space, "gymnasium.wrappers.FlattenObservation"),
+        ("action", envs.single_action_space, "gymnasium.wrappers.TransformAction"),
+    ]:
+        if not (isinstance(space, gym.spaces.Box) and len(space.shape) == 1):
+            raise ValueError(
+                f"the scripts need a flat Box {name} space, {env_id} has {space}; wrap the env, "
+                f"for example with {wrapper}, and register that"
+            )
+    return envs
+
+
+def _import_from_here(module: str) -> None:
+    """Import a user's module from where they work: a script's path starts with its own folder."""
+    if (Path.cwd() / "args.json").exists():
+        raise ValueError(
+            f"--env-id must not name a module inside a run's folder, but {module} would be looked "
+            f"for in {Path.cwd()}, which holds a run; work in the folder of your modules"
+        )
+    sys.path[:] = dict.fromkeys([os.getcwd(), *sys.path])
+    importlib.import_module(module)
+
+
+def flat_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int]:
+    """Return (obs_dim, act_dim) of envs from `make_envs`."""
+    obs_shape, act_shape = envs.single_observation_space.shape, envs.single_action_space.shape
+    assert obs_shape is not None
+    assert act_shape is not None
+    return obs_shape[0], act_shape[0]
+
+
+def action_bounds(envs: VectorEnv[Any, Any, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest action of envs from `make_envs`, (act_dim,) each."""
+    space = envs.single_action_space
+    assert isinstance(space, gym.spaces.Box)
+    return space.low, space.high
+
+
+def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:
+    """Return the time limit of envs from `make_envs`, in steps."""
+    assert envs.spec is not None
+    assert envs.spec.max_episode_steps is not None
+    return envs.spec.max_episode_steps
+
+
+def resolve_cost_limit(env_id: str, given: float | None) -> float:
+    """Return d: the one given, else the task's own.
+
+    Raises:
+        ValueError: If neither is known.
+    """
+    limit = pbcrl_envs.cost_limit(env_id) if given is None else given
+    if limit is None:
+        raise ValueError(
+            f"no cost limit is known for {env_id}; give the highest episode cost that still "
+            "counts as safe with --cost-limit"
+        )
+    return limit
+
+
+def require_cost(costs: np.ndarray | None, env_id: str) -> np.ndarray:
+    """Return the true costs of a step, or say that the env reports none.
+
+    Raises:
+        MissingCostError: If `costs` is None.
+    """
+    if costs is None:
+        raise MissingCostError(
+            f"the true cost is needed here, but {env_id} reports none; put a number into "
+            "info['cost'] at every step (pbcrl_envs.check_cost_env tells whether it is right)"
+        )
+    return costs
+
+
+def check_rollout(**arrays: np.ndarray) -> None:
+    """Refuse what no policy can learn from, before it is learned from.
+
+    Args:
+        arrays: By name, (T, N, ...).
+
+    Raises:
+        NonFiniteError: If one holds NaN or an infinity.
+    """
+    for name, values in arrays.items():
+        if not np.isfinite(values).all():
+            step, row = np.argwhere(~np.isfinite(values))[0][:2]
+            raise NonFiniteError(
+                f"{name} must be finite, but env {row} had NaN or an infinity at step {step} of "
+                "the rollout; check the env with pbcrl_envs.check_cost_env"
+            )
+
+
+class Episodes:
+    """Returns and true costs of a batch of envs: of the episodes under way, and of all that ended.
+
+    Args:
+        num_envs: N.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._running = np.zeros((2, num_envs))
+        self.ended = np.zeros((0, 2))
+        """Return and true cost of every episode so far, in order, (E, 2)."""
+        self._new: list[tuple[float, float]] = []
+
+    def step(
+        self, rewards: np.ndarray, costs: np.ndarray, done: np.ndarray, discarded: np.ndarray
+    ) -> None:
+        """Count a step, (N,) each; episodes that end as `discarded` count as none."""
+        self._running += rewards, costs
+        if done.any():
+            self._new += self._running[:, done & ~discarded].T.tolist()
+            self._running[:, done] = 0.0
+
+    def take(self) -> np.ndarray:
+        """Return those that ended since the last call, (E, 2)."""
+        new = np.array(self._new).reshape(-1, 2)
+        self.ended, self._new = np.concatenate([self.ended, new]), []
+        return new
+
+    def restart(self) -> None:
+        """Forget the episodes under way: the envs were reset."""
+        self._running[:] = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it; taken between `take` and the next `step`."""
+        return {"running": self._running, "ended": self.ended}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._running[:], self.ended = state["running"], state["ended"]

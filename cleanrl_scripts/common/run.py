@@ -1,0 +1,344 @@
+"""The folder of a run: its lock, its logs and its progress bar.
+
+A run's folder holds `args.json`, a copy of the script that made it, `metrics.jsonl` (one line per
+iteration), TensorBoard events, checkpoints, weights and, at the end, `summary.json`. The keys are
+listed in `docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import pbcrl
+from pbcrl.errors import PbcrlError, StorageError
+from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
+
+_BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
+_PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
+
+
+class HasIteration(Protocol):
+    """What `Run.iterations` needs to know of a script's progress."""
+
+    iteration: int
+
+
+class Run:
+    """The folder of one run, its lock, its logs and its progress bar.
+
+    Leaving the `with` block closes them. If an error or Ctrl-C ends it, what is worth keeping is
+    saved (`on_error`), and the run says what it left behind and how to go on.
+
+    Args:
+        args: The script's arguments; needs `env_id`, `seed`, `runs_dir`, `run_name`, `resume`,
+            `batch_size` and `num_iterations`.
+        script: Path of the script.
+
+    Raises:
+        StorageError: If the folder cannot be made or written, holds another run, or another process
+            is at work in it.
+    """
+
+    def __init__(self, args: Any, *, script: str) -> None:
+        name = Path(script).stem
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
+        self._args, self._script = args, script
+        self.folder = Path(args.runs_dir) / (
+            args.run_name or f"{env_name}__{name}__{args.seed}__{stamp}"
+        )
+        if args.resume is None and any(_has_content(self.folder / file) for file in _PAID_FOR):
+            raise StorageError(
+                f"a run must not write over another: {self.folder} holds one already; "
+                f"give another --run-name, or go on with it by --resume {self.folder}"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the run's folder must be writable: {self.folder} is not ({error}); "
+                "choose another with --runs-dir"
+            ) from error
+        self._lock = FolderLock(self.folder)
+        remove_leftovers(self.folder)
+        if args.resume is None:
+            versions = {"pbcrl": pbcrl.__version__, "torch": torch.__version__}
+            stored = {"script": name, **dataclasses.asdict(args), "versions": versions}
+            write_atomically(self.folder / f"{name}.py", Path(script).read_bytes())
+            write_atomically(self.folder / "args.json", _json(stored))
+        self._metrics = (self.folder / "metrics.jsonl").open("a")
+        self._board = SummaryWriter(str(self.folder))
+        self._bar: tqdm[Any] | None = None
+        self._start = self._lap_start = time.perf_counter()
+        self._laps: dict[str, float] = {}
+        self._lines = 0
+        self._warnings: list[str] = []
+        self._keep: Callable[[], None] | None = None
+        self.stage_seconds: dict[str, float] = {}
+        """How long each stage took, all parts of a run that was resumed together."""
+        self._stage: tuple[str, float] | None = None  # its name, and when it began
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_bar()
+        if error is not None:
+            self._say_kept(error)
+        self._metrics.close()
+        # TensorBoard's writer waits for its thread, and for ever if Ctrl-C came while an event was
+        # handed over: the run then ends without its last events. metrics.jsonl has them all.
+        closing = threading.Thread(target=self._board.close, daemon=True)
+        closing.start()
+        closing.join(timeout=_BOARD_SECONDS)
+        self._lock.release()
+
+    def on_error(self, keep: Callable[[], None]) -> None:
+        """Call this if an error or Ctrl-C ends the run; it may raise a `PbcrlError`."""
+        self._keep = keep
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._start
+
+    @contextmanager
+    def phase(self, title: str, *, stage: str) -> Iterator[None]:
+        """Announce a phase, and how long it took when it is over; the time goes to `stage`."""
+        self.say(f"== {title}")
+        start = time.perf_counter()
+        self._stage = stage, start
+        yield
+        self._end_stage()
+        self.close_bar()
+        self.say(f"   done in {time.perf_counter() - start:.1f} s")
+
+    def iterations(self, progress: HasIteration) -> Iterator[int]:
+        """Count `progress.iteration` up to the last one, with a progress bar; the stage "train"."""
+        args = self._args
+        if args.resume is not None:
+            if progress.iteration == 0:  # cut off before the first checkpoint
+                self.load_state_dict(None)
+            self.say(f"   going on after iteration {progress.iteration} of {args.num_iterations}")
+        self._stage = "train", time.perf_counter()
+        total = args.num_iterations * args.batch_size
+        self._bar = tqdm(
+            total=total,
+            initial=progress.iteration * args.batch_size,
+            unit="step",
+            unit_scale=True,
+            smoothing=0.1,
+        )
+        while progress.iteration < args.num_iterations:
+            progress.iteration += 1
+            self._lap_start = time.perf_counter()
+            yield progress.iteration
+        self._end_stage()
+        self.close_bar()
+
+    def lap(self, name: str) -> None:
+        """Count the time since the last lap, or since the iteration began, as `seconds_NAME`."""
+        now = time.perf_counter()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
+        self._lap_start = now
+
+    def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Write one line of metrics, with the laps, and move the progress bar to `step`."""
+        seconds = {f"seconds_{name}": value for name, value in self._laps.items()}
+        self._laps = {}
+        wall = {"env_steps": step, "wall_seconds": round(self.wall_seconds, 3)}
+        row = {**wall, **metrics, **seconds}
+        self._metrics.write(json.dumps(_plain(row)) + "\n")
+        self._metrics.flush()
+        self._lines += 1
+        for key, value in {**metrics, **seconds}.items():
+            if value is not None and math.isfinite(value):
+                self._board.add_scalar(key, value, step)
+        assert self._bar is not None
+        self._bar.update(step - self._bar.n)
+        shown = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
+        text = [
+            f"{mark} {metrics[key]:.3g}" for key, mark in shown.items() if _finite(metrics.get(key))
+        ]
+        self._bar.set_postfix_str(" ".join(text))
+
+    def say(self, text: str) -> None:
+        """Print a line without breaking the progress bar."""
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+
+    def warn(self, text: str) -> None:
+        """Say once what is wrong, and again in the summary."""
+        if text not in self._warnings:
+            self._warnings.append(text)
+            self.say(f"   warning: {text}")
+
+    def close_bar(self) -> None:
+        """Take the progress bar down, so that it does not tick on under other words."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How long the logs are, and the time that has passed.
+
+        The log is synced first: a checkpoint must not know of lines that a power cut can take.
+        """
+        os.fsync(self._metrics.fileno())
+        stages = dict(self.stage_seconds)
+        if self._stage is not None:
+            name, start = self._stage
+            stages[name] = stages.get(name, 0.0) + time.perf_counter() - start
+        return {"lines": self._lines, "wall_seconds": self.wall_seconds, "stages": stages}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Cut the logs back to a checkpoint; None is their start.
+
+        Lines that are missing or torn are lost, with a warning: they decide nothing.
+        """
+        path = self.folder / "metrics.jsonl"
+        wanted = 0 if state is None else int(state["lines"])
+        rows, whole = path.read_bytes().splitlines()[:wanted], []
+        for row in rows:
+            try:
+                whole.append(json.loads(row))
+            except ValueError:
+                continue
+        if len(whole) < wanted:
+            self.say(
+                f"warning: {path} has {len(whole)} whole lines, but the checkpoint knows of "
+                f"{wanted}: a power cut, or somebody, has taken the others; the run goes on"
+            )
+        self._metrics.close()
+        write_atomically(path, "".join(json.dumps(row) + "\n" for row in whole).encode())
+        self._metrics = path.open("a")
+        self._lines = len(whole)
+        step = 0 if state is None else int(state["lines"]) * self._args.batch_size
+        if state is not None:
+            self._start -= state["wall_seconds"]
+            self.stage_seconds = dict(state["stages"])
+        self._board.close()
+        self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`, print it as a table, and say what one may do next."""
+        self.close_bar()
+        train_seconds = self.stage_seconds["train"]
+        steps = self._args.num_iterations * self._args.batch_size
+        summary = {
+            **summary,
+            "env_steps": steps,
+            "wall_seconds": self.wall_seconds,
+            "stage_seconds": self.stage_seconds,
+            "steps_per_second": steps / train_seconds,
+            "warnings": self._warnings,
+        }
+        write_atomically(self.folder / "summary.json", _json(_plain(summary)))
+        self.say(f"== summary ({self.folder / 'summary.json'})")
+        print_table(summary)
+        evaluate = Path(self._script).with_name("evaluate.py")
+        self.say(f"play it again: python {_shown_path(evaluate)} {shlex.quote(str(self.folder))}")
+        self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
+
+    def _end_stage(self) -> None:
+        assert self._stage is not None
+        name, start = self._stage
+        self._stage = None
+        seconds = time.perf_counter() - start
+        self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + seconds
+
+    def _say_kept(self, error: BaseException) -> None:
+        try:
+            if self._keep is not None:
+                self._keep()
+        except PbcrlError as problem:
+            self.say(f"warning: {problem}")
+        kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
+        why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
+        command = (
+            f"python {_shown_path(Path(self._script))} --resume {shlex.quote(str(self.folder))}"
+        )
+        self.say(f"go on with: {command}")
+
+
+def print_table(values: Mapping[str, Any]) -> None:
+    """Print one line per entry; what is undefined is a dash."""
+    width = max(map(len, values)) + 2
+    for key, value in values.items():
+        print(f"   {key:<{width}}{_shown(value)}")
+
+
+def open_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one, however this one dies (on Linux)."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+    def die_with_parent() -> None:
+        if libc is not None:
+            libc.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+
+    return subprocess.Popen(command, preexec_fn=die_with_parent, **options)
+
+
+def _has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
+
+
+def _shown_path(path: Path) -> str:
+    """The path as one would type it here."""
+    path = path.resolve()
+    return shlex.quote(
+        str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    )
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    # NaN is not JSON: what is undefined is null.
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return "; ".join(value) or "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,36 @@
+"""The top level of `pbcrl` has the names that one needs, each of them explained."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import pbcrl
+
+
+def test_the_top_level_has_about_30_names_which_its_docstring_lists():
+    assert 28 <= len(pbcrl.__all__) <= 32
+    assert sorted(pbcrl.__all__) == sorted(set(pbcrl.__all__))
+    assert [name for name in pbcrl.__all__ if f"`{name}`" not in pbcrl.__doc__] == []
+
+
+@pytest.mark.parametrize("name", pbcrl.__all__)
+def test_a_name_of_the_top_level_has_a_docstring(name):
+    doc = inspect.getdoc(getattr(pbcrl, name))
+    assert doc
+    assert not doc.startswith(f"{name}(")  # what a dataclass makes up
+
+
+def test_no_other_name_of_a_module_is_at_the_top_level():
+    """Seen from a fresh process: other tests import more modules."""
+    code = "import pbcrl, types; print(*(n for n, v in vars(pbcrl).items() if n[0] != '_' and not "
+    code += "isinstance(v, types.ModuleType)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert sorted(run.stdout.split()) == sorted(pbcrl.__all__)
+
+
+def test_measures_are_at_hand_after_a_plain_import():
+    code = "import pbcrl; print(pbcrl.metrics.accuracy([-1.0], [2.0], 1.5))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "0.0\n"
