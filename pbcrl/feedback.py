@@ -155,19 +155,14 @@ class FeedbackLoop:
             return 0
         pairs = self._select(self._fresh, count, asked=self.buffer, model=model, rng=self._rng)
         used, inverse = np.unique(pairs, return_inverse=True)
-        episodes = [self._fresh[i] for i in used.tolist()]
-        kept = self.buffer.add_trajectories(episodes)
-        asked = self._submit(kept[inverse.reshape(-1, 2)], due=due)
-        self._fresh = []
-        if asked == 0:
-            del self.buffer.trajectories[kept[0] :]
-            return 0
-        if not self._rounds:
-            self._start = int(kept[0])
-        self._rounds.append(len(kept))
-        if self._folder is not None:
-            self.buffer.trajectories[kept[0] :] = _stored(self._round(len(self._rounds)), episodes)
-        return asked
+        before, start = self._queries_asked, len(self.buffer.trajectories)
+        kept = self.buffer.add_trajectories([self._fresh[i] for i in used.tolist()])
+        try:
+            self._submit(kept[inverse.reshape(-1, 2)], due=due)
+            self._fresh = []
+        finally:  # the oracle's disk may be full: what was asked by then counts
+            self._end_round(start, has_asked=self._queries_asked > before)
+        return self._queries_asked - before
 
     def collect(self) -> NDArray[np.int64]:
         """Put the answers that have come into the buffer; never waits.
@@ -278,9 +273,8 @@ class FeedbackLoop:
         if self._log is not None:
             self._log.close()
 
-    def _submit(self, pairs: Pairs, *, due: int) -> int:
+    def _submit(self, pairs: Pairs, *, due: int) -> None:
         """Hand in queries one by one, so that each is known by its number whatever happens next."""
-        before = self._queries_asked
         for pair in pairs:
             try:
                 (number,) = self.oracle.submit(self.buffer.queries(pair[None]))
@@ -293,10 +287,21 @@ class FeedbackLoop:
                         RuntimeWarning,
                         stacklevel=3,
                     )
-                break
+                return
             self._open[number] = pair
             self._queries_asked += 1
-        return self._queries_asked - before
+
+    def _end_round(self, start: int, *, has_asked: bool) -> None:
+        """Move the trajectories from `start` on, which have just been compared, to the disk."""
+        episodes = self.buffer.trajectories[start:]
+        if not has_asked:
+            del self.buffer.trajectories[start:]
+            return
+        if not self._rounds:
+            self._start = start
+        self._rounds.append(len(episodes))
+        if self._folder is not None:
+            self.buffer.trajectories[start:] = _stored(self._round(len(self._rounds)), episodes)
 
     def _keep(self, buffer: PreferenceBuffer, pairs: Pairs, labels: list[Label]) -> None:
         """Log labels, save those that the log has already; then add them to a buffer."""

@@ -206,6 +206,17 @@ def test_episodes_that_do_not_fit_on_the_disk_stay_in_memory(tmp_path):
     assert loop.collect().tolist() == [0]
 
 
+def test_a_query_that_cannot_be_written_is_asked_when_there_is_space_again(tmp_path):
+    oracle = FolderOracle(tmp_path / "asked")
+    loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    loop.add(episodes(1, 2))
+    with full_disk(100), pytest.raises(StorageError, match="free disk space"):
+        loop.ask(1)
+    assert (len(loop.buffer.trajectories), loop.queries_asked) == (0, 0)
+    assert loop.ask(1) == 1
+    assert [t.true_cost for t in loop.buffer.trajectories] == [1, 2]
+
+
 def test_an_oracle_that_somebody_else_asks_too_is_refused():
     oracle = SyntheticOracle(5)
     loop = FeedbackLoop(oracle, buffer_of(1, 2), rng=rng())
@@ -219,6 +230,7 @@ def test_an_episode_without_true_costs_is_refused_by_the_oracle_that_needs_them(
     loop.add([Trajectory(np.zeros((1, 1)), np.zeros((1, 1)))] * 2)
     with pytest.raises(MissingCostError):
         loop.ask(1)
+    assert (len(loop.buffer.trajectories), loop.queries_asked, loop.num_open) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -497,6 +509,25 @@ def test_a_function_answers_open_queries_after_a_restart(tmp_path):
         found = again.collect().tolist()
     assert found == [0]
     assert again.queries_used == 1
+
+
+def test_late_answers_of_a_folder_are_late_once_more_after_a_restart(tmp_path):
+    asked = tmp_path / "asked"
+
+    def begin():
+        oracle = DelayedOracle(FolderOracle(asked), rounds=1)
+        return FeedbackLoop(oracle, PreferenceBuffer(), rng=rng(), folder=tmp_path)
+
+    loop = begin()
+    loop.add(episodes(1, 2))
+    loop.ask(1)
+    write_answer(asked, *query_names(asked), Label(0.5, 1, 1))
+    assert len(loop.collect()) == 0
+    state = loop.state_dict()
+    del loop  # with its oracle: that ends the locks
+    again = begin()
+    again.load_state_dict(state)
+    assert [len(again.collect()) for _ in range(2)] == [0, 1]
 
 
 def test_unused_labels_are_set_aside_for_a_run_that_goes_on_with_other_episodes(tmp_path):
