@@ -180,7 +180,7 @@ class LearnedCost(nn.Module, ABC):
     def member_scores(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
         """Return each member's C_ψ minus its own limit: <= 0 is judged safe.
 
-        Their mean is `score(trajectories) - learned_limit`, save for the pessimism of an ensemble.
+        Their mean is `score(trajectories) - learned_limit`, without the pessimism of an ensemble.
 
         Returns:
             float64 (M, len(trajectories)).
@@ -499,7 +499,7 @@ class CostModel(LearnedCost):
             "output": self.output,
             "horizon": self.horizon,
             "net": None if isinstance(self.net, MLP | ConvNet) else _name(self.net),
-            # A version that does not know of outputs refuses all but the linear one by this.
+            # A version from before there were outputs refuses all but the linear one by this.
             "aggregation": "sum" if self.output == "linear" else f"sum of {self.output}",
             "learned_limit": self.learned_limit,
         }

@@ -1,9 +1,9 @@
 """The Lagrange multiplier λ: the price of cost, raised while the limit is exceeded.
 
-Four rules move it by J - limit, the excess of the mean episode cost: `LagrangeMultiplier` (Adam, the
-default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`. They take plain
-Python floats, one mean episode cost and one limit per iteration, and no tensors. None divides by the
-limit, which is 0 for a learned cost.
+Four rules move it by J - limit, the excess of the mean episode cost: `LagrangeMultiplier` (Adam,
+the default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`. They take
+one mean episode cost and one limit per iteration, as Python floats. None divides by the limit,
+which is 0 for a learned cost.
 """
 
 from __future__ import annotations
@@ -134,11 +134,7 @@ class LagrangeMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update while J - limit stays about the same, > 0.
-        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
-        cap: Highest λ, > 0.
-
-    Raises:
-        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+        initial, cap: As of `Multiplier`.
     """
 
     def __init__(self, *, lr: float = 0.035, initial: float = 0.01, cap: float = math.inf) -> None:
@@ -162,11 +158,7 @@ class AscentMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update and unit of episode cost, > 0.
-        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
-        cap: Highest λ, > 0.
-
-    Raises:
-        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
+        initial, cap: As of `Multiplier`.
     """
 
     def __init__(self, *, lr: float = 0.01, initial: float = 0.01, cap: float = math.inf) -> None:
@@ -190,9 +182,6 @@ class SoftplusMultiplier(Multiplier):
         lr: Change of x per update while J - limit stays about the same, > 0.
         initial: First λ, in [0.001, cap].
         cap: Highest λ.
-
-    Raises:
-        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
     def __init__(self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0) -> None:
@@ -244,9 +233,6 @@ class PIDMultiplier(Multiplier):
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.
         smoothing: Weight of the old average in each new one, in [0, 1).
-
-    Raises:
-        ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
     def __init__(

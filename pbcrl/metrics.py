@@ -2,7 +2,7 @@
 
 First judgement, order and probability: is a trajectory judged as it is, are pairs ordered as they
 are, do the model's probabilities come true. Then the distributions of the costs, tails above all,
-whatever trajectory got which cost. `epic.py` compares step costs as functions.
+no matter which trajectory got which cost. `epic.py` compares step costs as functions.
 
 Inputs are (n,) arrays of trajectory costs, learned and true of the same n trajectories in the same
 order; all arithmetic is float64. A trajectory is safe if its true cost C <= d, and judged safe if

@@ -107,7 +107,7 @@ def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
         num_envs: N; 1 for a single env.
 
     Returns:
-        Their mask, bool (N,); all false if the envs never report the like.
+        Their mask, bool (N,); all false if the envs report no divergence.
     """
     discarded = np.zeros(num_envs, np.bool_)
     for found in (infos, infos.get("final_info", {})):
@@ -121,7 +121,7 @@ class TrajectoryRecorder:
     """Collects the rows of N environments that step together and hands out finished episodes.
 
     The vector wrapper's memory, and usable without a cost model, to collect a dataset. Costs a few
-    array writes per step, whatever N: an environment is looked at alone only when its episode ends.
+    array writes per step for any N: an environment is looked at alone only when its episode ends.
 
     Args:
         num_envs: N. The sizes of the rows are those of the first step.
@@ -327,7 +327,7 @@ class TrajectoryRecorder:
 def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
     """What an env reported as `info["cost"]`, as float32 of `shape`: (N,), or () for a single env.
 
-    What float32 cannot hold becomes infinite; the caller, who knows the step, refuses that.
+    What float32 cannot hold becomes infinite; the caller, which can name the step, refuses that.
 
     Raises:
         ValueError: If it is not one number per env, or one is negative.

@@ -66,7 +66,7 @@ class CostModelTrainer:
         lr: Adam's step size.
         batch_size: Pairs per gradient step.
         bf16: Whether gradient steps compute the network in bfloat16. Sums over time, losses,
-            weights and Adam keep the weights' own precision, and so does whatever scores without
+            weights and Adam keep the weights' own precision, and so does all scoring without
             training: `evaluate`, metrics, and the wrapper that charges a policy afterwards.
         rng: Order of the pairs.
 
@@ -112,9 +112,7 @@ class CostModelTrainer:
         self._lr = lr
         self._optimizer = self._new_optimizer()
         self._rng = rng
-        self._warned_of_runaway = False
-        self._warned_of_segments = False
-        self._warned_of_lengths = False
+        self._warned: set[str] = set()
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats.
@@ -178,9 +176,8 @@ class CostModelTrainer:
                 "too; split the trajectories, not the pairs, into two buffers"
             )
         train.check_trainable()
-        self._warn_of_lengths(train)
         valid.check_labelled()
-        self._warn_of_segments(train)
+        self._warn_of_lengths(train)
         best = self.evaluate(valid)
         history, best_weights, since_best, steps = [best], self._weights(), 0, 0
         if on_evaluation is not None:
@@ -229,7 +226,6 @@ class CostModelTrainer:
             ValueError: If `num_new` is not within the buffer.
         """
         buffer.check_trainable()
-        self._warn_of_segments(buffer)
         self._warn_of_lengths(buffer)
         if not 1 <= num_new <= len(buffer):
             raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
@@ -354,55 +350,47 @@ class CostModelTrainer:
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
-    def _warn_of_segments(self, buffer: PreferenceBuffer) -> None:
-        # Longer ones are refused when they are scored.
-        horizon, lengths = self.model.horizon, {len(t) for t in buffer.trajectories}
-        if (
-            self._warned_of_segments
-            or horizon is None
-            or len(lengths) > 1
-            or max(lengths) >= horizon
-        ):
-            return
-        self._warned_of_segments = True
-        warnings.warn(
-            "a limit is learned for the steps that the labels are about, but all "
-            f"{len(buffer.trajectories)} trajectories have {min(lengths)} steps, and the model a "
-            f"horizon of {horizon}; if they are segments, use CostModel(..., "
-            f"horizon={min(lengths)}), and prorate() when it is trained",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
     def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
-        if self._warned_of_lengths or self.model.learned_limit != 0:  # one of costs above 0
-            return
-        lengths = [len(trajectory) for trajectory in buffer.trajectories]
-        if min(lengths) < max(lengths):
-            self._warned_of_lengths = True
-            warnings.warn(
-                f"episodes differ in length, from {min(lengths)} to {max(lengths)} steps, and a "
-                "step may have a negative learned cost: an agent may then pay for unsafe steps by "
-                "ending its episodes later, or avoid the limit by ending them early; if it can, "
-                "use output='softplus', or fill up ended episodes to the time limit "
-                "(docs/environments.md)",
+        lengths, horizon = (
+            [len(trajectory) for trajectory in buffer.trajectories],
+            self.model.horizon,
+        )
+        shortest, longest = min(lengths), max(lengths)
+        # Longer ones are refused when they are scored.
+        if horizon is not None and shortest == longest < horizon:
+            self._warn_once(
+                RuntimeWarning,
+                "a limit is learned for the steps that the labels are about, but all "
+                f"{len(lengths)} trajectories have {longest} steps, and the model a horizon of "
+                f"{horizon}; if they are segments, use CostModel(..., horizon={longest}), and "
+                "prorate() when it is trained",
+            )
+        if shortest < longest and self.model.learned_limit == 0:  # else no cost is negative
+            self._warn_once(
                 UserWarning,
-                stacklevel=3,
+                f"episodes differ in length, from {shortest} to {longest} steps, and a step may "
+                "have a negative learned cost: an agent may then pay for unsafe steps by ending "
+                "its episodes later, or avoid the limit by ending them early; if it can, use "
+                "output='softplus', or fill up ended episodes to the time limit "
+                "(docs/environments.md)",
             )
 
     def _warn_of_runaway(self, cost_std: float) -> None:
         # Above `max_std` the variance term has no gradient. Separable labels alone may spread the
         # costs further, but ever more slowly, and that is no fault.
-        unbounded = self._max_std is None and self._snr_weight > 0
-        if unbounded and cost_std > _RUNAWAY_STD and not self._warned_of_runaway:
-            self._warned_of_runaway = True
-            warnings.warn(
+        if self._max_std is None and self._snr_weight > 0 and cost_std > _RUNAWAY_STD:
+            self._warn_once(
+                RuntimeWarning,
                 "the variance term has no lower bound, and the learned costs are running away: "
                 f"sd(C) = {cost_std:.1f} is above {_RUNAWAY_STD:.0f}, and held-out labels gain "
                 "nothing by it; set max_std, or lower snr_weight",
-                RuntimeWarning,
-                stacklevel=3,
             )
+
+    def _warn_once(self, category: type[Warning], message: str) -> None:
+        kind = message.split(",")[0]  # before any number
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, category, stacklevel=4)
 
 
 def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:

@@ -59,7 +59,7 @@ class PreferenceCostWrapper(
     trajectories hold them as `obs_rows` and `action_rows`, images in their shape if the model has
     it. A Box action is clipped to its bounds, any other outside of its space is refused.
 
-    Put it outside `TimeLimit`, or it sees no episode end, and inside whatever changes observations:
+    Put it outside `TimeLimit`, or it sees no episode end, and inside all that changes observations:
     the cost model must see raw observations, not drifting statistics. `reset` in mid-episode drops
     the unfinished rows; a step after an episode's end is passed on but never recorded.
 
@@ -167,7 +167,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
     `cost`: learned cost of (s_t, a_t), float32 (N,), 0 on a reset step; `_cost`: real steps;
     `true_cost`, `_true_cost`: likewise the envs' own `info["cost"]`; absent if they report none;
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
-    absent if no episode ended, save those that `discarded_envs` tells of. `finished_trajectories`
+    absent if no episode ended but discarded ones (`discarded_envs`). `finished_trajectories`
     reads them.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
