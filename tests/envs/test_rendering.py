@@ -8,7 +8,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.error import DependencyNotInstalled
+from gymnasium.error import DependencyNotInstalled, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from pbcrl_envs.robotics import (
@@ -541,7 +541,7 @@ def test_an_env_that_was_made_to_draw_nothing_says_so():
 
 
 def test_the_first_picture_needs_a_reset():
-    with pytest.raises(RuntimeError, match="must be reset before its first"):
+    with pytest.raises(ResetNeeded, match="call reset"):
         make().render()
 
 
