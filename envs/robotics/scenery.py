@@ -79,7 +79,10 @@ class NavigationPainter:
 
     def draw(self, i: int) -> Image | None:
         """Return the picture of copy `i`, uint8 (height, width, 3); None in a window."""
-        snapshot = self._simulation.snapshot(i)
+        return self.draw_snapshot(self._simulation.snapshot(i))
+
+    def draw_snapshot(self, snapshot: Snapshot) -> Image | None:
+        """Return the picture of any scene of the task."""
         return self._renderer.draw(
             snapshot.physics, camera=self._camera(snapshot), marks=self._marks(snapshot)
         )

@@ -8,7 +8,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.error import DependencyNotInstalled
+from gymnasium.error import DependencyNotInstalled, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from pbcrl_envs.robotics import (
@@ -20,7 +20,7 @@ from pbcrl_envs.robotics import (
 )
 from pbcrl_envs.robotics.opengl import LIBRARIES, find_backend
 from pbcrl_envs.robotics.scenery import CAMERAS, NavigationPainter
-from pbcrl_envs.robotics.simulation import Snapshot
+from pbcrl_envs.robotics.simulation import NavigationSimulation, Snapshot
 from pbcrl_envs.robotics.tasks import TASKS, Kind
 
 
@@ -36,7 +36,7 @@ draws = pytest.mark.skipif(bool(missing_opengl()), reason=missing_opengl() or "O
 SIZE = 240
 
 
-# -- A pinhole camera of our own, and what colours look like ---------------------------------
+# -- An independent pinhole camera, and what colours look like ---------------------------------
 
 
 def pixel(point, *, eye, up, reach):
@@ -191,8 +191,9 @@ def scene(**changes):
 @pytest.fixture
 def painter():
     """Draws Goal1 from above."""
+    simulation = NavigationSimulation("Goal1", num_envs=1, num_threads=1)
     made = NavigationPainter(
-        TASKS["Goal1"], mode="rgb_array", camera_name="overhead", width=SIZE, height=SIZE
+        simulation, mode="rgb_array", camera_name="overhead", width=SIZE, height=SIZE
     )
     yield made
     made.close()
@@ -203,7 +204,7 @@ def test_the_nose_points_along_the_heading(painter):
     for heading in (0.0, 1.0, 2.5, 4.0):
         snapshot = scene()
         snapshot.physics["qpos"][2] = heading
-        image = painter.draw(snapshot)
+        image = painter.draw_snapshot(snapshot)
         ahead = 0.11 * np.array([np.cos(heading), np.sin(heading)])
         red, green, blue = map(int, image[from_above((*ahead, 0.15))])
         assert blue > red + 20, (red, green, blue)  # the nose
@@ -223,9 +224,9 @@ def test_a_lidar_reading_is_a_ball_in_the_colour_of_its_kind_in_the_direction_of
     lidars[kind, bin_ahead] = 1.0
     snapshot = scene(lidars=lidars)
     snapshot.physics["qpos"][2] = heading
-    image = painter.draw(snapshot).astype(int)
+    image = painter.draw_snapshot(snapshot).astype(int)
     snapshot.lidars[:] = 0
-    change = np.abs(painter.draw(snapshot) - image).sum(axis=-1)
+    change = np.abs(painter.draw_snapshot(snapshot) - image).sum(axis=-1)
     changed = []
     for k in range(16):
         angle = heading + (k + 0.5) * 2 * np.pi / 16
@@ -238,7 +239,7 @@ def test_a_lidar_reading_is_a_ball_in_the_colour_of_its_kind_in_the_direction_of
 @draws
 def test_a_cost_is_a_red_halo_around_the_agent(painter):
     ring = [0.22 * np.array([np.cos(a), np.sin(a)]) for a in np.arange(0.5, 6, 0.7)]
-    free, costly = painter.draw(scene()), painter.draw(scene(cost=1.0))
+    free, costly = painter.draw_snapshot(scene()), painter.draw_snapshot(scene(cost=1.0))
     for place in ring:
         assert is_floor(free[from_above((*place, 0.1))])
         assert is_red(costly[from_above((*place, 0.1))])
@@ -299,13 +300,13 @@ def test_a_running_robot_stays_in_the_picture_and_glows_while_it_is_too_fast(tas
     env = SafetyVelocityEnv(task=task, render_mode="rgb_array", width=SIZE, height=SIZE)
     env.reset(seed=0)
     still = env.render().astype(int)
-    state = env.get_state()
+    state = env.state_dict()
     env._simulation.physics.qpos[0, 0] += 300.0  # far beyond the floor of Gymnasium's model
     far = env.render().astype(int)
     left, right = (slice(None), slice(0, 40)), (slice(None), slice(200, SIZE))
     for side in (left, right):  # there still is a checked floor, black and white
         assert far[side][-40:].max() > 150 > 50 > far[side][-40:].min()
-    env.set_state(state)
+    env.load_state_dict(state)
     env._simulation._location[0, 0] -= 1.0  # as if it had run a metre in this step
     *_, info = env.step(np.zeros(env.action_space.shape))
     assert info["cost"] == 1
@@ -360,8 +361,8 @@ def test_a_trajectory_is_the_same_to_the_last_bit_with_and_without_rendering(kin
         action = drawn.action_space.sample()
         for left, right in zip(plain.step(action), drawn.step(action), strict=True):
             np.testing.assert_equal(left, right)
-    for key, array in plain.get_state().items():
-        np.testing.assert_array_equal(drawn.get_state()[key], array)
+    for key, array in plain.state_dict().items():
+        np.testing.assert_array_equal(drawn.state_dict()[key], array)
     drawn.close()
 
 
@@ -371,12 +372,12 @@ def test_a_state_that_was_taken_before_can_be_drawn_later_by_another_env():
     env.reset(seed=0)
     for _ in range(10):
         env.step(np.array([1.0, 0.4]))
-    state, image = env.get_state(), env.render()
+    state, image = env.state_dict(), env.render()
     for _ in range(10):
         env.step(np.array([1.0, 0.4]))
     assert (env.render() != image).any()
     other = make("Push1")
-    other.set_state(state)
+    other.load_state_dict(state)
     np.testing.assert_array_equal(other.render(), image)
     env.close()
     other.close()
@@ -540,7 +541,7 @@ def test_an_env_that_was_made_to_draw_nothing_says_so():
 
 
 def test_the_first_picture_needs_a_reset():
-    with pytest.raises(RuntimeError, match="must be reset before its first"):
+    with pytest.raises(ResetNeeded, match="call reset"):
         make().render()
 
 

@@ -47,7 +47,7 @@ def replay(task):
     for key, episode in recorded_episodes(task):
         _, seed, reset = key
         obs, rewards, costs = [env.reset(seed=seed if reset == 0 else None)[0]], [], []
-        layout = env.get_state()["positions"]
+        layout = env.state_dict()["positions"]
         for action in episode["actions"]:
             step_obs, reward, terminated, truncated, info = env.step(action)
             assert not terminated
@@ -66,11 +66,11 @@ def episodes(request):
 def at_recorded_states(task, episode):
     """A simulation with one copy per recorded step, and the state of each before its step."""
     steps = len(episode["actions"])
-    simulation = NavigationSimulation(TASKS[task], num_envs=steps, num_threads=1)
+    simulation = NavigationSimulation(task, num_envs=steps, num_threads=1)
     every = np.arange(steps)
     simulation.seed([0] * steps)
     layout, goal = episode["positions"], simulation._goal_row
-    state = simulation.get_state(every)
+    state = simulation.state_dict(every)
     state["positions"][:] = layout
     state["gremlin_spawn"][:] = layout[simulation._rows[Kind.GREMLIN]]
     fixed = simulation._fixed_rows
@@ -96,13 +96,13 @@ def test_rewards_costs_and_goals_are_upstreams_functions_of_the_state(task):
     """Of the recorded states before and after a step, whatever the physics makes of the first."""
     for _, episode in recorded_episodes(task):
         simulation, every, before, after = at_recorded_states(task, episode)
-        simulation.set_state(before, every)
+        simulation.load_state_dict(before, every)
         simulation._qpos[:], simulation._qvel[:] = after["qpos"], after["qvel"]
         simulation._batch.forward(every)
         reward, cost, _ = simulation._judge(every)
         np.testing.assert_allclose(reward, episode["rewards"], rtol=0, atol=1e-9)
         np.testing.assert_array_equal(cost, episode["costs"])
-        renewed = simulation.get_state(every)["button_timer"] == 10
+        renewed = simulation.state_dict(every)["button_timer"] == 10
         np.testing.assert_array_equal(renewed, episode["goal_met"])
 
 
@@ -111,7 +111,7 @@ def test_observations_are_upstreams_functions_of_the_state(task):
     """All but the accelerometer, which shows what the solver makes of the contacts."""
     for _, episode in recorded_episodes(task):
         simulation, every, _, after = at_recorded_states(task, episode)
-        simulation.set_state(after, every)
+        simulation.load_state_dict(after, every)
         obs = simulation.observe(every)
         np.testing.assert_allclose(obs[:, 3:], episode["obs"][1:, 3:], rtol=0, atol=1e-9)
 
@@ -136,7 +136,7 @@ def test_one_step_from_a_recorded_state_leads_to_the_next_one(task, share, worst
     errors = []
     for _, episode in recorded_episodes(task):
         simulation, every, before, after = at_recorded_states(task, episode)
-        simulation.set_state(before, every)
+        simulation.load_state_dict(before, every)
         simulation.step(every, np.clip(episode["actions"], -1, 1))
         errors.append(np.abs(simulation._qvel - after["qvel"]).max(axis=1))
     error = np.concatenate(errors)

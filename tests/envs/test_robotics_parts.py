@@ -175,7 +175,7 @@ def test_a_weld_resists_turning_no_more_than_shifting():
 
 
 def test_gremlins_end_up_circling_their_starting_points_above_the_floor():
-    simulation = NavigationSimulation(TASKS["Button1"], num_envs=1, num_threads=1)
+    simulation = NavigationSimulation("Button1", num_envs=1, num_threads=1)
     only = np.zeros(1, dtype=np.intp)
     simulation.seed([2])
     simulation.reset(only)
@@ -203,7 +203,7 @@ def test_leaving_resting_objects_out_moves_the_agent_the_same_to_the_last_bit(ta
     """As long as the agent has not come near anything; a thing at rest moves by noise alone."""
     num_envs, every = 16, np.arange(16)
     usual, complete = (
-        NavigationSimulation(TASKS[task], num_envs=num_envs, num_threads=1) for _ in range(2)
+        NavigationSimulation(task, num_envs=num_envs, num_threads=1) for _ in range(2)
     )
     for simulation in (usual, complete):
         simulation.seed(range(num_envs))
@@ -211,7 +211,7 @@ def test_leaving_resting_objects_out_moves_the_agent_the_same_to_the_last_bit(ta
     objects = np.concatenate([usual._free_rows, usual._fixed_rows])
     alone, left_out = np.ones(num_envs, dtype=np.bool_), []
     for actions in np.random.default_rng(0).uniform(-1, 1, (100, num_envs, 2)):
-        complete._resting.wake(every)  # counts anew, and so never leaves anything out
+        complete._resting.wake(every)  # counts from 0, and so never leaves anything out
         usual.step(every, actions)
         complete.step(every, actions)
         offsets = usual._positions[:, objects] - usual._positions[:, :1]
@@ -229,25 +229,25 @@ def test_leaving_resting_objects_out_moves_the_agent_the_same_to_the_last_bit(ta
 
 
 def test_a_resting_object_takes_part_again_once_it_moves_or_the_agent_comes_near():
-    simulation, only = NavigationSimulation(TASKS["Push0"], num_envs=1, num_threads=1), np.arange(1)
+    simulation, only = NavigationSimulation("Push0", num_envs=1, num_threads=1), np.arange(1)
     simulation.seed([0])
     simulation.reset(only)
     for _ in range(60):
         simulation.step(only, np.zeros((1, 2)))
-    resting = simulation.get_state(only)
+    resting = simulation.state_dict(only)
     box = resting["qpos"][0, 3:10]
     simulation.step(only, np.zeros((1, 2)))
     np.testing.assert_array_equal(simulation._qpos[0, 3:10], box)  # left out
 
     moving = {name: array.copy() for name, array in resting.items()}
     moving["qvel"][0, 3] = 1.0
-    simulation.set_state(moving, only)
+    simulation.load_state_dict(moving, only)
     simulation.step(only, np.zeros((1, 2)))
     assert simulation._qpos[0, 3] - box[0] > 0.001
 
     charged = {name: array.copy() for name, array in resting.items()}
     charged["qpos"][0, :3] = box[0] - 0.55, box[1], 0.0  # the nose points at the box
     charged["qvel"][0, 0] = 10.0
-    simulation.set_state(charged, only)
+    simulation.load_state_dict(charged, only)
     simulation.step(only, np.zeros((1, 2)))
     assert simulation._qpos[0, 3] - box[0] > 0.001

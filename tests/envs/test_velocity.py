@@ -284,7 +284,7 @@ def test_results_do_not_depend_on_the_number_of_threads(task):
 
 
 def episodes_of(envs, task, *, steps):
-    """Per copy its transitions, acting by the number of its own transitions."""
+    """Per copy its transitions, acting by the number of transitions so far."""
     same = envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
     plan = random_actions(task, steps, envs.num_envs)
     taken, resetting = np.zeros(envs.num_envs, dtype=int), np.zeros(envs.num_envs, dtype=bool)
@@ -334,7 +334,7 @@ def test_gymnasium_makes_both_kinds_with_a_limit_of_1000_steps(task):
     assert [env.step(still(env))[3] for _ in range(3)] == [False, False, True]
     envs = gym.make_vec(env_id, 2, num_threads=2, autoreset_mode=AutoresetMode.SAME_STEP)
     assert isinstance(envs.unwrapped, SafetyVelocityVectorEnv)
-    assert envs.unwrapped._max_episode_steps == 1000
+    assert envs.unwrapped.max_episode_steps == 1000
     assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
@@ -422,18 +422,18 @@ def test_going_on_from_a_state_is_not_having_stopped(task, mode):
     envs = make(task, 3, max_episode_steps=40, autoreset_mode=mode)
     envs.reset(seed=0)
     run(envs, actions[:21])
-    state = envs.get_state()
+    state = envs.state_dict()
     expected = run(envs, actions[21:])
 
     others = make(task, 4, max_episode_steps=40, autoreset_mode=mode, num_threads=2)
     others.reset(seed=77)
-    others.set_state(state, ids=[3, 0, 2])
+    others.load_state_dict(state, ids=[3, 0, 2])
     spread = np.zeros((39, 4, SIZES[task][1]))
     spread[:, [3, 0, 2]] = actions[21:]
     np.testing.assert_array_equal(run(others, spread)[:, [3, 0, 2]], expected)
 
     fresh = make(task, 3, max_episode_steps=40, autoreset_mode=mode)
-    fresh.set_state(state)
+    fresh.load_state_dict(state)
     np.testing.assert_array_equal(run(fresh, actions[21:]), expected)
 
 
@@ -442,62 +442,42 @@ def test_a_row_of_a_batch_is_a_state_of_a_single_env_and_back(task):
     envs, env = make(task, 3), SafetyVelocityEnv(task=task)
     envs.reset(seed=0)
     run(envs, random_actions(task, 10, 3))
-    env.set_state({key: rows[1] for key, rows in envs.get_state().items()})
+    env.load_state_dict({key: rows[1] for key, rows in envs.state_dict().items()})
     back = make(task, 1)
-    back.set_state({key: row[None] for key, row in env.get_state().items()})
+    back.load_state_dict({key: row[None] for key, row in env.state_dict().items()})
     (action,) = random_actions(task, 1, 3, seed=1)
     obs, *_ = envs.step(action)
     np.testing.assert_array_equal(env.step(action[1])[0], obs[1])
     np.testing.assert_array_equal(back.step(action[1:2])[0][0], obs[1])
-    assert env.get_state()["elapsed"] == 11
+    assert env.state_dict()["elapsed"] == 11
     # The random stream came along: the next episodes are the same.
     np.testing.assert_array_equal(env.reset()[0], envs.reset()[0][1])
-
-
-@each_task
-def test_a_state_survives_a_file_without_pickle(task, tmp_path):
-    envs = make(task)
-    envs.reset(seed=0)
-    np.savez(tmp_path / "state.npz", **envs.get_state())
-    with np.load(tmp_path / "state.npz", allow_pickle=False) as file:
-        envs.set_state(dict(file))
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     envs, walker = make("HalfCheetah"), make("Walker2d")
     envs.reset(seed=0)
     walker.reset(seed=0)
-    good = envs.get_state()
+    good = envs.state_dict()
     broken = good["physics"].copy()
     broken[1, 3] = np.nan
     for state, message in [
-        (walker.get_state(), "must be one of SafetyVelocityHalfCheetah, but it is of another task"),
+        (
+            walker.state_dict(),
+            "must be one of SafetyVelocityHalfCheetah, but it is of another task",
+        ),
         ({**good, "physics": broken}, "'physics' of .* must hold finite numbers"),
         ({**good, "obs": good["obs"][:1]}, r"must have shape \(2, 17\), got \(1, 17\)"),
-        ({**good, "elapsed": -good["elapsed"] - 1}, r"'elapsed' .* must be in \[0.0, inf\]"),
+        ({**good, "elapsed": -good["elapsed"] - 1}, r"'elapsed' .* must be in \[0, inf\]"),
         ({"task": good["task"]}, "must have the keys"),
     ]:
         with pytest.raises(ValueError, match=message):
-            envs.set_state(state)
-        after = envs.get_state()
+            envs.load_state_dict(state)
+        after = envs.state_dict()
         for key, rows in good.items():
             np.testing.assert_array_equal(after[key], rows)
     with pytest.raises(ValueError, match=r"different integers in \[0, 2\), got \[2\]"):
-        envs.get_state([2])
-
-
-def test_a_batch_is_ready_when_every_copy_was_reset_or_set():
-    envs = make("HalfCheetah")
-    envs.reset(seed=0)
-    state, fresh = envs.get_state([0]), make("HalfCheetah")
-    with pytest.raises(RuntimeError, match="must be reset before its first step"):
-        fresh.get_state()
-    fresh.set_state(state, ids=[1])
-    with pytest.raises(RuntimeError, match=r"call reset\(\) or set_state\(\)"):
-        fresh.step(still(fresh))
-    fresh.set_state(state, ids=[0])
-    obs = fresh.step(still(fresh))[0]
-    np.testing.assert_array_equal(obs[0], obs[1])
+        envs.state_dict([2])
 
 
 # -- Divergence --------------------------------------------------------------------------------
@@ -512,22 +492,23 @@ def test_a_diverged_simulation_ends_its_own_episode_and_no_other(task, value):
         last = e.step(still(e))[0]
     put(envs, copy=1, qvel={1: value})
     actions = random_actions(task, 3, 3)
-    with pytest.warns(RuntimeWarning, match=r"SafetyVelocity diverged in env\(s\) \[1\]"):
+    with pytest.warns(RuntimeWarning, match=rf"SafetyVelocity{task} diverged in env\(s\) \[1\]"):
         obs, rewards, terminated, truncated, infos = envs.step(actions[0])
     assert truncated.tolist() == infos["diverged"].tolist() == [False, True, False]
     assert not terminated.any()
     assert (rewards[1], infos["cost"][1]) == (0, 0)
     np.testing.assert_array_equal(obs[1], last[1])
     assert envs.num_diverged == 1
-    envs.set_state(envs.get_state())  # what is stored in between is sound
+    envs.load_state_dict(envs.state_dict())  # what is stored in between is sound
     expected = [sound.step(a) for a in actions]
     np.testing.assert_array_equal(obs[[0, 2]], expected[0][0][[0, 2]])
     obs, rewards, terminated, truncated, infos = envs.step(actions[1])
     assert "diverged" not in infos
-    assert (rewards[1], truncated[1]) == (0, False)  # it only began anew
+    assert (rewards[1], truncated[1]) == (0, False)  # it was only reset
     np.testing.assert_array_equal(obs[[0, 2]], expected[1][0][[0, 2]])
     put(envs, copy=1, qvel={1: value})
-    assert envs.step(actions[2])[4]["diverged"].tolist() == [False, True, False]  # no word now
+    infos = envs.step(actions[2])[4]  # without a further warning
+    assert infos["diverged"].tolist() == [False, True, False]
     assert envs.num_diverged == 2
 
 
@@ -564,12 +545,8 @@ def test_a_single_env_reports_that_it_diverged():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"num_envs": 0}, "num_envs must be at least 1, got 0"),
-        ({"max_episode_steps": 0}, "max_episode_steps must be at least 1, got 0"),
         ({"num_threads": -1}, "num_threads must be >= 0, got -1; 0 takes one thread per CPU"),
         ({"task": "Walker"}, "one of HalfCheetah, Walker2d, Humanoid, got 'Walker'; did you mean"),
-        ({"autoreset_mode": AutoresetMode.DISABLED}, "one of NextStep, SameStep, got .*DISABLED"),
-        ({"render_mode": "human"}, "must be one of 'rgb_array', None, got 'human'"),
     ],
 )
 def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
@@ -577,30 +554,13 @@ def test_a_wrong_argument_is_named_with_its_remedy(kwargs, message):
         SafetyVelocityVectorEnv(**{"num_envs": 2, **kwargs})
 
 
-def test_a_wrong_call_is_named_with_its_remedy():
-    envs = make("Walker2d")
-    with pytest.raises(RuntimeError, match="must be reset before its first step"):
-        envs.step(still(envs))
-    with pytest.raises(ValueError, match=r"one entry per env, got 3 seeds for 2 envs"):
-        envs.reset(seed=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"no reset options, got \['reset_mask'\]"):
-        envs.reset(options={"reset_mask": np.ones(2, dtype=bool)})
-    envs.reset(seed=0)
-    with pytest.raises(ValueError, match=r"shape \(2, 6\), got \(6,\); each action is one torque"):
-        envs.step(np.zeros(6))
-    actions = still(envs)
-    actions[1, 4] = np.nan
-    with pytest.raises(ValueError, match=r"1 NaN or infinite .* envs \[1\]; look for the update"):
-        envs.step(actions)
-
-
 @each_task
 def test_stepping_some_copies_leaves_the_others_alone(task):
     simulation = VelocitySimulation(task, num_envs=3, num_threads=1)
     simulation.seed([0, 1, 2])
     simulation.reset(np.arange(3))
-    before, state = simulation.obs.copy(), simulation.physics.get_state(np.array([0, 2]))
+    before, state = simulation.obs.copy(), simulation.physics.state_of(np.array([0, 2]))
     simulation.step(np.array([1]), np.ones((1, SIZES[task][1])))
     np.testing.assert_array_equal(simulation.obs[[0, 2]], before[[0, 2]])
-    np.testing.assert_array_equal(simulation.physics.get_state(np.array([0, 2])), state)
+    np.testing.assert_array_equal(simulation.physics.state_of(np.array([0, 2])), state)
     assert (simulation.obs[1] != before[1]).any()

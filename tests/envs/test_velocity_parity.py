@@ -23,20 +23,20 @@ def recording(task):
 
 
 def teacher_forced(task):
-    """One step from every recorded state, each in a copy of its own."""
+    """One step from every recorded state, each in a separate copy."""
     recorded = recording(task)
     count = len(recorded["action"])
     envs = SafetyVelocityVectorEnv(count, task=task, num_threads=1)
     envs.reset(seed=0)
     model, spec = envs._simulation.model, mujoco.mjtState.mjSTATE_INTEGRATION.value
-    data, state = mujoco.MjData(model), envs.get_state()
+    data, state = mujoco.MjData(model), envs.state_dict()
     for i in range(count):
         data.qpos[:], data.qvel[:] = recorded["qpos"][i], recorded["qvel"][i]
         data.qacc_warmstart[:] = recorded["warmstart"][i]
         mujoco.mj_getState(model, data, state["physics"][i], spec)
     planar = recorded["qpos"][:, :1]
     state["location"] = recorded["centre"] if task == "Humanoid" else planar
-    envs.set_state(state)
+    envs.load_state_dict(state)
     obs, rewards, terminated, truncated, infos = envs.step(recorded["action"])
     assert not truncated.any()
     return recorded, obs, rewards, terminated, infos["cost"]

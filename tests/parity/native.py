@@ -13,7 +13,7 @@ def make(task, num_envs, **kwargs):
 
 def recorded_state(envs, rows, prefix, chosen):
     """A whole state from the recorded `rows`: what was not recorded is that of a reset."""
-    state = envs.get_state()
+    state = envs.state_dict()
     for key in state:
         if f"{prefix}{key}" in rows:
             state[key] = rows[f"{prefix}{key}"][chosen].astype(state[key].dtype)
@@ -22,7 +22,7 @@ def recorded_state(envs, rows, prefix, chosen):
 
 def place(envs, rows, prefix, chosen):
     """Put the copies into recorded states, one each."""
-    envs.set_state(recorded_state(envs, rows, prefix, chosen))
+    envs.load_state_dict(recorded_state(envs, rows, prefix, chosen))
     if f"{prefix}positions" not in rows:  # a robot, whose state is packed
         physics = envs.unwrapped._simulation.physics
         for array, key in [

@@ -13,7 +13,7 @@ def test_a_seed_draws_the_layouts_and_goals_of_the_real_package(task, real, repo
     envs = native.make(task, 1)
     for i in range(2 * row.layouts):
         envs.reset(seed=None if i % 2 else i // 2)
-        state = envs.get_state()
+        state = envs.state_dict()
         np.testing.assert_array_equal(state["positions"][0], expected["positions"][i])
         assert state["qpos"][0, 2] == expected["headings"][i, 0]
         if "goal_button" in expected:

@@ -22,18 +22,18 @@ def test_lidar_reward_cost_and_goal_are_the_same_functions_of_a_state(task, real
         before = native.recorded_state(envs, rows, "before_", chosen)
         after = native.recorded_state(envs, rows, "after_", chosen)
         # The world after the step, judged by the goal, the timer and the distances before it.
-        envs.set_state(before)
+        envs.load_state_dict(before)
         distances = simulation._distances.copy()
         moved = {key: after[key] for key in ("time", "qpos", "qvel", "qacc_warmstart", "mocap_pos")}
         spent = {
             "stream_words": before["stream_words"],
             "stream_position": before["stream_position"],
         }
-        envs.set_state({**before, **moved, **spent})
+        envs.load_state_dict({**before, **moved, **spent})
         simulation._distances[:] = distances
         simulation._steps_to_skip += 1
         reward, cost, terminated = simulation._judge(everyone)
-        judged = envs.get_state()
+        judged = envs.state_dict()
 
         errors["reward"] = max(errors["reward"], np.abs(reward - rows["reward"][chosen]).max())
         np.testing.assert_array_equal(cost, rows["cost"][chosen])
@@ -46,7 +46,7 @@ def test_lidar_reward_cost_and_goal_are_the_same_functions_of_a_state(task, real
         if task.startswith("Button"):
             np.testing.assert_array_equal(judged["button_timer"], after["button_timer"])
 
-        envs.set_state(after)
+        envs.load_state_dict(after)
         lidar = simulation.observe(everyone)[:, 12:]
         errors["lidar"] = max(errors["lidar"], np.abs(lidar - rows["obs"][chosen, 12:]).max())
     report(

@@ -73,12 +73,12 @@ def test_the_native_model_moves_as_the_packages_own_does(task, real, report):
     errors, contacts = [], []
     for step in range(STEPS):
         rows = real_side.stacked([original.state() for original in originals])
-        envs.set_state({**envs.get_state(), **rows})
+        envs.load_state_dict({**envs.state_dict(), **rows})
         obs = simulation.observe(np.arange(len(originals)))
         actions = policies.bump(obs, step)
         contacts += [o.step(action) for o, action in zip(originals, actions, strict=True)]
         envs.step(actions)
-        reached = envs.get_state()
+        reached = envs.state_dict()
         expected = real_side.stacked([original.state() for original in originals])
         errors += list(np.abs(reached["qvel"] - expected["qvel"]).max(axis=1))
     errors, contacts = np.array(errors), np.array(contacts)
