@@ -345,6 +345,15 @@ def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on_with_them(tmp_path):
     status, said = finish(words)
     assert status == 0
     assert "1 runs, 1 done before" in said
+    # A power cut may leave an empty file: the run is finished once more, from its last checkpoint.
+    before = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text("")
+    status, said = finish(words)
+    assert status == 0, said
+    assert "summary.json is empty or damaged, so this run counts as not finished" in said
+    assert "1 runs, 0 done before" in said
+    assert json.loads((folder / "summary.json").read_text())["return"] == before["return"]
+    assert steps_of(folder) == list(range(2_000, 200_001, 2_000))
 
 
 @pytest.mark.slow
