@@ -426,7 +426,7 @@ def _poisson_counts(member: int, size: int) -> NDArray[np.int64]:
 
 
 def _backward(cost: Tensor, grad: Tensor) -> None:
-    cost.backward(grad.to(cost.device))  # type: ignore[no-untyped-call]
+    cost.backward(grad.to(cost.device))
 
 
 def _mean(shares: Tensor) -> float:

@@ -30,7 +30,6 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
 from pbcrl.folder_oracle import FolderOracle, query_names, read_query
-from pbcrl.journal import _line
 from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.label_log import _line as _label_line
 from pbcrl.lagrange import LagrangeMultiplier
@@ -382,17 +381,6 @@ def forge_dataset(path: Path, rng: np.random.Generator) -> None:
         meta = forged(meta, rng)
     if isinstance(meta, dict):
         save_tensors(manifest, kind="trajectories", tensors=tensors, meta=meta)
-
-
-def forge_journal(path: Path, rng: np.random.Generator) -> None:
-    """With steps as they are: a row that claims more is the honest fuzzer's."""
-    header, *lines = path.read_bytes().splitlines(keepends=True)
-    entries = [json.loads(line) for line in lines]
-    entries = [{name: entry[name] for name in entry if name != "crc32"} for entry in entries]
-    chosen = int(rng.integers(len(entries)))
-    entries[chosen] = forged(entries[chosen], rng)
-    if isinstance(entries[chosen], dict):
-        path.write_bytes(header + b"".join(_line(entry) for entry in entries))
 
 
 def forge_log(path: Path, rng: np.random.Generator) -> None:

@@ -63,7 +63,7 @@ def play(
     """Play one episode in each of `episodes` seeded envs, with a progress bar.
 
     Returns:
-        Returns, (episodes,), and trajectories with true costs. An episode whose simulation discarded
+        Returns, (episodes,), and trajectories with true costs. An episode that is discarded
         is played again.
     """
     envs = make_envs(env_id, episodes)

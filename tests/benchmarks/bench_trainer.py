@@ -162,7 +162,7 @@ def plain_step(model: CostModel, batch: PairBatch) -> Callable[[], None]:
         first, second = cost.chunk(2)
         loss = pbci_loss(first, second, batch.preference, *batch.safe.unbind(dim=1)).total
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
 
     return step
