@@ -215,18 +215,12 @@ class Agent(nn.Module):
 class Batch(NamedTuple):
     """A rollout, or a minibatch of one, to learn from."""
 
-    obs: Tensor
-    """normalised, (B, obs_dim)"""
-    actions: Tensor
-    """as sampled, before clipping to the bounds, (B, act_dim)"""
-    log_prob: Tensor
-    """of the policy that acted, (B,)"""
-    adv: Tensor
-    """A of Eq. 41, (B,)"""
-    target_r: Tensor
-    """of the reward critic, (B,)"""
-    target_c: Tensor
-    """of the cost critic, (B,)"""
+    obs: Tensor  # normalised, (B, obs_dim)
+    actions: Tensor  # as sampled, before clipping to the bounds, (B, act_dim)
+    log_prob: Tensor  # of the policy that acted, (B,)
+    adv: Tensor  # A of Eq. 41, (B,)
+    target_r: Tensor  # of the reward critic, (B,)
+    target_c: Tensor  # of the cost critic, (B,)
 
 
 def losses(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensor, Tensor]:
@@ -371,6 +365,8 @@ def train(args: Args) -> Path:
 
         # -- Checkpoint ----------------------------------------------------------------------------
         def save() -> None:
+            if collector:  # true cost
+                collector.writer.flush()  # true cost
             check_weights(agent=agent)
             path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)

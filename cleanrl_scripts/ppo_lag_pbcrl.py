@@ -268,18 +268,12 @@ class Agent(nn.Module):
 class Batch(NamedTuple):
     """A rollout, or a minibatch of one, to learn from."""
 
-    obs: Tensor
-    """normalised, (B, obs_dim)"""
-    actions: Tensor
-    """as sampled, before clipping to the bounds, (B, act_dim)"""
-    log_prob: Tensor
-    """of the policy that acted, (B,)"""
-    adv: Tensor
-    """A of Eq. 41, (B,)"""
-    target_r: Tensor
-    """of the reward critic, (B,)"""
-    target_c: Tensor
-    """of the cost critic, (B,)"""
+    obs: Tensor  # normalised, (B, obs_dim)
+    actions: Tensor  # as sampled, before clipping to the bounds, (B, act_dim)
+    log_prob: Tensor  # of the policy that acted, (B,)
+    adv: Tensor  # A of Eq. 41, (B,)
+    target_r: Tensor  # of the reward critic, (B,)
+    target_c: Tensor  # of the cost critic, (B,)
 
 
 def losses(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensor, Tensor]:

@@ -71,13 +71,6 @@ class Run:
                 f"a run must not write over another: {self.folder} holds one already; "
                 f"give another --run-name, or go on with it by --resume {self.folder}"
             )
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"the run's folder must be writable: {self.folder} is not ({error}); "
-                "choose another with --runs-dir"
-            ) from error
         self._lock = FolderLock(self.folder)
         remove_leftovers(self.folder)
         if args.resume is None:
