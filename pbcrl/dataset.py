@@ -192,7 +192,7 @@ class TrajectoryWriter:
         Raises:
             StorageError: If no trajectory was added (then nothing is left behind), or as `flush`.
         """
-        if not self._lock.release.alive:
+        if not self._lock.held:
             return
         if self.seen == 0:
             self._leave_nothing()
@@ -212,7 +212,7 @@ class TrajectoryWriter:
         try:
             if kind is None or self.seen == 0:
                 self.close()
-            elif self._lock.release.alive:
+            elif self._lock.held:
                 self.flush()
                 kept = len(self._rows)
                 _logger.warning("interrupted: %d trajectories are in %s", kept, self.path)
@@ -229,7 +229,7 @@ class TrajectoryWriter:
 
         It has the size of the manifest: 32 bytes per trajectory kept and about 25 per shard.
         """
-        if self._lock.release.alive:
+        if self._lock.held:
             self.flush()
         about = asdict(self._manifest)
         del about["finished"]
@@ -263,13 +263,11 @@ class TrajectoryWriter:
         self._in_memory, self._new_bytes = {}, 0
         if self._rows:
             self._save(finished=False)
-        else:
-            self._flushed = 0
-            (self.path / _MANIFEST).unlink(missing_ok=True)
+        self._flushed = self.seen
         self._remove_other_shards()
 
     def _check_open(self) -> None:
-        if not self._lock.release.alive:
+        if not self._lock.held:
             raise StorageError(
                 f"trajectories go into an open dataset, but {self.path} is closed; "
                 "write a new one to another path"
@@ -329,6 +327,8 @@ class TrajectoryWriter:
         """Remove the shards of a dataset that was replaced, or of a future that was cut off."""
         ours = {_shard_name(*numbered) for numbered in enumerate(self._manifest.shards)}
         try:
+            if not self._rows:
+                (self.path / _MANIFEST).unlink(missing_ok=True)
             for entry in self.path.iterdir():
                 if _SHARD.fullmatch(entry.name) and entry.name not in ours:
                     entry.unlink()

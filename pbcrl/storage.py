@@ -288,6 +288,11 @@ class FolderLock:
             raise
         _locks.add(self)
 
+    @property
+    def held(self) -> bool:
+        """Whether nobody else can write: until `release`."""
+        return self.release.alive
+
     def __enter__(self) -> FolderLock:
         return self
 
