@@ -31,7 +31,6 @@ from pbcrl_envs.toy.point_hazards import HAZARDS
 
 ENV_ID = "PointHazards-v0"
 HORIZON = 100
-SPACES = gym.spaces.Box(-np.inf, np.inf, (4,)), gym.spaces.Box(-1, 1, (2,))
 MEASURES = "pair_accuracy", "balanced_accuracy", "type_ii_rate", "violation_gap", "w2_scaled"
 
 
@@ -87,7 +86,8 @@ def play(count: int, rng: np.random.Generator) -> list[Trajectory]:
 def new_model(members: int, pool: list[Trajectory], seed: int) -> CostModel | CostModelEnsemble:
     torch.manual_seed(seed)
     sizes = {"hidden_sizes": (32, 32), "output_scale": HORIZON**-0.5, "horizon": HORIZON}
-    models = [CostModel(SPACES[0], SPACES[1], **sizes) for _ in range(members)]
+    spaces = gym.spaces.Box(-np.inf, np.inf, (4,)), gym.spaces.Box(-1, 1, (2,))
+    models = [CostModel(*spaces, **sizes) for _ in range(members)]
     model = models[0] if members == 1 else CostModelEnsemble(models)
     model.fit_input_scale(pool)
     return model
