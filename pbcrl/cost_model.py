@@ -528,10 +528,8 @@ class CostModel(LearnedCost):
             )
         custom = config.get("net")
         if (net is None) != (custom is None):
-            found, given = (
-                custom or "the MLP of this package",
-                "none" if net is None else _name(net),
-            )
+            found = custom or "the MLP of this package"
+            given = "none" if net is None else _name(net)
             raise MismatchError(
                 "a file holds the weights of a network, and its code must be given if it is no "
                 f"part of this package: {path} has those of {found}, got net={given}; pass net= if "
