@@ -31,9 +31,10 @@ def needs_extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
         raise DependencyNotInstalled(
             f"the {name} tasks need the packages of the extra {name!r}, but there is no module "
-            f'{error.name}; run `pip install "pbcrl[{name}]"`'
+            f'{missing}; run `pip install "pbcrl[{name}]"`'
         ) from error
 
 

@@ -1,6 +1,6 @@
 """The contract of an env with costs, as two functions that play an env and name the rule it breaks.
 
-Run one of them on an env of your own before learning on it. Both see episodes end, because most
+Run one of them on your env before learning on it. Both see episodes end, because most
 mistakes hide there. They check the interface alone, not whether the task makes sense.
 """
 
@@ -191,7 +191,7 @@ def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
     if not (isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], dict)):
         raise CostEnvError(
             "step must return (obs, reward, terminated, truncated, info) with a dict as info, got "
-            f"{_outline(answer)} on {where}; a cost of its own goes into info['cost']"
+            f"{_outline(answer)} on {where}; a separate cost goes into info['cost']"
         )
     obs, reward, terminated, truncated, info = answer
     _check_obs(where, obs, env.observation_space)

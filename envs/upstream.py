@@ -29,7 +29,7 @@ _SUPPORTED = {
 }
 """The versions that work, by their first numbers; the package asks for more than it needs."""
 _REMEDY = (
-    "build an environment of its own from .ci/parity-requirements.txt: in a clone of pbcrl, "
+    "build a separate environment from .ci/parity-requirements.txt: in a clone of pbcrl, "
     "`make parity-env` does so in .venv-parity"
 )
 
@@ -63,7 +63,7 @@ def make(id: str, **kwargs: Any) -> gymnasium.Env[NDArray[np.float64], NDArray[n
 
 
 class _CostInInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Moves the cost, which Safety-Gymnasium returns as a value of its own, into the info."""
+    """Moves the cost, which Safety-Gymnasium returns as a sixth value, into the info."""
 
     def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         answer: Any = self.env.step(action)  # six values, unlike what Gymnasium declares

@@ -4,7 +4,7 @@ Pure functions of arrays over N envs, shared by the highway-env version and the 
 is the ego; arrays of cars are (C, N), cars first, because sums over few cars are fast that way.
 Positions, headings and speeds are highway-env's: metres along and across the road from the middle
 of the leftmost lane, to the right positive; radians clockwise seen from above; m/s. Rewards, costs
-and limits are in the units of the paper's simulator. Knows nothing of highway-env or episodes.
+and limits are in the units of the paper's simulator.
 """
 
 from __future__ import annotations

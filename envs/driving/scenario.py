@@ -1,7 +1,7 @@
 """What a driving task is made of, and the two that the paper has; changed as highway-env's configs.
 
 Everything here is in the units of the paper's simulator, in which a lane is 0.17 wide: one unit is
-23.53 m. Knows nothing of motion, reward or cost.
+23.53 m.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def as_config(scenario: Scenario) -> dict[str, Any]:
 
 
 def refuse_unknown(config: Mapping[str, Any], names: list[str]) -> None:
-    """Refuse keys of a config that mean nothing, which highway-env itself would take in silence.
+    """Refuse keys of a config that mean nothing, which highway-env itself would ignore silently.
 
     Raises:
         ValueError: If there is one; the nearest known name is given.

@@ -36,7 +36,7 @@ class LayoutStream:
 
     def __init__(self, task: Task, seed: int | None = None) -> None:
         bits = np.random.MT19937()
-        # Two faces of one stream: numba knows the new one, the legacy one seeds it as upstream.
+        # One stream, two interfaces: numba takes the new one, the legacy one seeds it as upstream.
         self._rng, self._generator = np.random.RandomState(bits), np.random.Generator(bits)
         if seed is not None:
             self._rng.seed(seed)

@@ -43,7 +43,7 @@ class GLContext(Protocol):
         """Draw here from now on."""
 
     def free(self) -> None:
-        """Give everything back."""
+        """Release everything."""
 
 
 def find_backend() -> str:

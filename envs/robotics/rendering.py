@@ -1,8 +1,8 @@
 """Pictures of MuJoCo states: as arrays of pixels off the screen, or in a window.
 
-The renderer knows a model and nothing of tasks: what stands in the scene beside the bodies of the
-model is handed to it as marks. It works on a copy of the model and on data of its own, so drawing
-cannot change a simulation.
+The renderer does not depend on tasks: what stands in the scene beside the bodies of the model is
+passed to it as marks. It works on a copy of the model with separate data, so drawing cannot change
+a simulation.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Renderer:
         for name, value in state.items():
             getattr(self._data, name)[...] = value
         mujoco.mj_forward(self._model, self._data)
-        # MuJoCo's free camera has no opening angle of its own.
+        # The opening angle of MuJoCo's free camera is the model's.
         self._model.vis.global_.fovy = camera.field_of_view
         if self._surface is None:
             self._surface = self._open()
@@ -137,7 +137,7 @@ class Renderer:
         return self._surface.draw(self._data, camera, marks)
 
     def close(self) -> None:
-        """Close the window and give back what OpenGL holds; the next picture opens it again."""
+        """Close the window and release what OpenGL holds; the next picture opens it again."""
         if self._surface is not None:
             self._surface.close()
             self._surface = None
@@ -225,7 +225,7 @@ class _Window:
 
         self._glfw: Any = glfw
         width, height = model.vis.global_.offwidth, model.vis.global_.offheight
-        with warnings.catch_warnings():  # GLFW's own word on what is said below
+        with warnings.catch_warnings():  # GLFW's wording of the error below
             warnings.simplefilter("ignore")
             window = glfw.init() and glfw.create_window(width, height, "pbcrl", None, None)
         if not window:

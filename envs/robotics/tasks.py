@@ -1,6 +1,6 @@
 """The navigation tasks of Safety-Gymnasium as a table: what stands where, and what counts.
 
-Knows nothing of physics or of stepping. All lengths are metres.
+All lengths are metres.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One measurement of `bench_robotics.py`, in a process of its own; prints one line of JSON.
+"""One measurement of `bench_robotics.py`, in a separate process; prints one line of JSON.
 
     python robotics_rates.py native ENV_ID NUM_THREADS SECONDS
     python robotics_rates.py real ENV_ID SKY SECONDS

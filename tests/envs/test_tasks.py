@@ -63,6 +63,25 @@ def test_registering_twice_neither_warns_nor_changes_the_registry():
     assert dict(gymnasium.registry) == before
 
 
+@pytest.mark.parametrize(
+    ("module", "env_id", "extra"),
+    [
+        ("mujoco", "SafetyWalker2dVelocity-v1", "robotics"),
+        ("numba", "SafetyPointGoal1-v0", "robotics"),
+        ("highway_env", "DrivingLaneChange-v0", "driving"),
+        ("highway_env", "DrivingMerge-v0", "driving"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(module, env_id, extra):
+    make_without = (
+        f"import sys; sys.modules[{module!r}] = None; import gymnasium, pbcrl_envs; "
+        f"gymnasium.make({env_id!r})"
+    )
+    run = subprocess.run([sys.executable, "-c", make_without], capture_output=True, text=True)
+    assert "gymnasium.error.DependencyNotInstalled: the " + extra in run.stderr
+    assert f'there is no module {module}; run `pip install "pbcrl[{extra}]"`' in run.stderr
+
+
 def test_an_id_that_another_package_registered_first_is_taken_over_with_a_warning():
     other_first = (
         "import gymnasium; gymnasium.register('SafetyPointGoal1-v0', entry_point='other:Env'); "

@@ -61,7 +61,11 @@ class RealPackage:
 @pytest.fixture(scope="session")
 def real(request, tmp_path_factory):
     package = RealPackage(tmp_path_factory.mktemp("real"))
-    for job in plan.jobs({item.path.name for item in request.session.items}):
+    tests = [
+        (item.path.name, item.callspec.params if hasattr(item, "callspec") else {})
+        for item in request.session.items
+    ]
+    for job in plan.jobs(tests):
         package.start(**job)
     yield package
     package.stop()

@@ -35,6 +35,6 @@ def place(envs, rows, prefix, chosen):
 
 
 def blocks(num_rows, size):
-    """Row numbers in blocks of `size`; the last one begins anew to be full."""
+    """Row numbers in blocks of `size`; the last one is filled up from the start."""
     for start in range(0, num_rows, size):
         yield np.arange(start, start + size) % num_rows

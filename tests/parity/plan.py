@@ -1,7 +1,13 @@
-"""What is compared: the tasks as a table, and the jobs of the real package in their order."""
+"""What is compared: the tasks as a table, and the jobs of the real package in their order.
+
+The short ladder compares every task step by step, from few seeds; `nightly` tests add the others
+and whole episodes.
+"""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -15,7 +21,8 @@ class Comparison:
     layouts: int = 20
     """Seeds whose layouts or first observations are compared."""
     steps: int = 400
-    """Steps recorded from each of four seeds."""
+    """Steps recorded from each of the `step_seeds`."""
+    step_seeds: int = 4
 
 
 NAVIGATION = {
@@ -38,10 +45,19 @@ VELOCITY = {
 
 _CHOSEN = os.environ.get("PBCRL_PARITY_TASKS", "").split()
 _CHUNK = 50
+SHORT_LAYOUTS, SHORT_STEP_SEEDS = 6, 2
 
 
 def chosen(tasks):
     return {name: row for name, row in tasks.items() if not _CHOSEN or name in _CHOSEN}
+
+
+def sizes(tasks):
+    """Each chosen task with what the short ladder compares of it, then with all of it."""
+    for name, row in chosen(tasks).items():
+        short = replace(row, layouts=SHORT_LAYOUTS, step_seeds=SHORT_STEP_SEEDS)
+        yield pytest.param(name, short, id=f"{name}-short")
+        yield pytest.param(name, row, id=f"{name}-full", marks=pytest.mark.nightly)
 
 
 def policy_of(task):
@@ -74,7 +90,13 @@ def steps_job(task, row):
         policy, kind = "bump", "navigation_steps"
         if task.startswith("Push"):  # its goal is not met by chance
             policy = "bump_and_score"
-    return {"kind": kind, "task": task, "policy": policy, "seeds": [0, 4], "steps": row.steps}
+    return {
+        "kind": kind,
+        "task": task,
+        "policy": policy,
+        "seeds": [0, row.step_seeds],
+        "steps": row.steps,
+    }
 
 
 def models_job(task):
@@ -86,19 +108,21 @@ def models_job(task):
 LEARNING_JOB = {"kind": "learning", "task": "Goal1", "max_steps": 100}
 
 
-def jobs(files):
-    """The jobs of the test `files`: the short ones, then episodes, of the slowest tasks first."""
-    rows = {**chosen(NAVIGATION), **chosen(VELOCITY)}
-    for task, row in rows.items():
-        if "test_seeds.py" in files:
+def jobs(tests):
+    """The jobs of the chosen tests, (file, parameters) each: short ones, then the longest first."""
+    episodes = []
+    for file, parameters in tests:
+        task, row = parameters.get("task"), parameters.get("row")
+        if file == "test_seeds.py":
             yield layout_job(task, row)
-        if "test_states.py" in files:
+        elif file == "test_states.py":
             yield steps_job(task, row)
-        if "test_template.py" in files:
+        elif file == "test_template.py":
             yield models_job(task)
-    if "test_old_gymnasium.py" in files:
-        yield LEARNING_JOB
-    if "test_episodes.py" in files:
-        slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")
-        for task in sorted(rows, key=lambda name: (*slowest, name).index(name)):
-            yield from episode_jobs(task, rows[task])
+        elif file == "test_old_gymnasium.py":
+            yield LEARNING_JOB
+        elif file == "test_episodes.py":
+            episodes.append((task, row))
+    slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")
+    for task, row in sorted(episodes, key=lambda pair: (*slowest, pair[0]).index(pair[0])):
+        yield from episode_jobs(task, row)

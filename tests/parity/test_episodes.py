@@ -38,11 +38,11 @@ def interval(values):
 TASKS = {**plan.chosen(plan.NAVIGATION), **plan.chosen(plan.VELOCITY)}
 
 
-@pytest.mark.parametrize("task", [task for task, row in TASKS.items() if row.episodes])
-def test_episodes_bring_the_return_and_the_cost_of_the_real_package(task, real, report):
-    jobs = [real(**job) for job in plan.episode_jobs(task, TASKS[task])]
+@pytest.mark.nightly
+@pytest.mark.parametrize(("task", "row"), [pair for pair in TASKS.items() if pair[1].episodes])
+def test_episodes_bring_the_return_and_the_cost_of_the_real_package(task, row, real, report):
+    jobs = [real(**job) for job in plan.episode_jobs(task, row)]
     theirs = {key: np.concatenate([job[key] for job in jobs]) for key in jobs[0]}
-    row = TASKS[task]
     returns, costs, lengths = native_episodes(task, num_episodes=row.episodes, horizon=row.horizon)
     by_return, return_width = interval(returns - theirs["returns"])
     by_cost, cost_width = interval(costs - theirs["costs"])

@@ -6,9 +6,8 @@ import pytest
 from tests.parity import native, plan
 
 
-@pytest.mark.parametrize("task", plan.chosen(plan.NAVIGATION))
-def test_a_seed_draws_the_layouts_and_goals_of_the_real_package(task, real, report):
-    row = plan.NAVIGATION[task]
+@pytest.mark.parametrize(("task", "row"), plan.sizes(plan.NAVIGATION))
+def test_a_seed_draws_the_layouts_and_goals_of_the_real_package(task, row, real, report):
     expected = real(**plan.layout_job(task, row))
     envs = native.make(task, 1)
     for i in range(2 * row.layouts):
@@ -23,9 +22,8 @@ def test_a_seed_draws_the_layouts_and_goals_of_the_real_package(task, real, repo
     report("a", task=task, seeds=row.layouts, resets=2 * row.layouts, different=0)
 
 
-@pytest.mark.parametrize("task", plan.chosen(plan.VELOCITY))
-def test_a_seed_starts_a_robot_as_in_the_real_package(task, real, report):
-    row = plan.VELOCITY[task]
+@pytest.mark.parametrize(("task", "row"), plan.sizes(plan.VELOCITY))
+def test_a_seed_starts_a_robot_as_in_the_real_package(task, row, real, report):
     expected = real(**plan.layout_job(task, row))["obs"]
     envs = native.make(task, 1)
     shown = []

@@ -8,12 +8,12 @@ from tests.parity import native, plan
 from tests.parity.real_side import CONTACTS
 
 BLOCK = 100
-NAVIGATION = pytest.mark.parametrize("task", plan.chosen(plan.NAVIGATION))
+NAVIGATION = pytest.mark.parametrize(("task", "row"), plan.sizes(plan.NAVIGATION))
 
 
 @NAVIGATION
-def test_lidar_reward_cost_and_goal_are_the_same_functions_of_a_state(task, real, report):
-    rows = real(**plan.steps_job(task, plan.NAVIGATION[task]))
+def test_lidar_reward_cost_and_goal_are_the_same_functions_of_a_state(task, row, real, report):
+    rows = real(**plan.steps_job(task, row))
     envs = native.make(task, BLOCK)
     envs.reset(seed=0)
     simulation, everyone = envs.unwrapped._simulation, np.arange(BLOCK)
@@ -115,8 +115,10 @@ def kinds(task):
 
 
 @NAVIGATION
-def test_a_step_from_a_recorded_state_differs_only_as_contacts_between_boxes_do(task, real, report):
-    rows = real(**plan.steps_job(task, plan.NAVIGATION[task]))
+def test_a_step_from_a_recorded_state_differs_only_as_contacts_between_boxes_do(
+    task, row, real, report
+):
+    rows = real(**plan.steps_job(task, row))
     errors, cost = one_step_errors(task, rows)
     occurred = {CONTACTS[number] for number in rows["contact"]}
     assert occurred >= {"floor"} | {TOUCHED[kind] for kind in kinds(task) if kind in TOUCHED}
@@ -141,9 +143,9 @@ ROBOT_LIMITS = {
 """Median and largest error in velocity, and largest in reward, that are allowed."""
 
 
-@pytest.mark.parametrize("task", plan.chosen(plan.VELOCITY))
-def test_a_step_of_a_robot_is_that_of_the_real_package(task, real, report):
-    rows = real(**plan.steps_job(task, plan.VELOCITY[task]))
+@pytest.mark.parametrize(("task", "row"), plan.sizes(plan.VELOCITY))
+def test_a_step_of_a_robot_is_that_of_the_real_package(task, row, real, report):
+    rows = real(**plan.steps_job(task, row))
     errors, cost = one_step_errors(task, rows)
     report("c", **row_of_errors(task, "floor", errors, cost != rows["cost"]))
     np.testing.assert_array_equal(cost, rows["cost"])

@@ -90,7 +90,7 @@ def test_the_native_model_moves_as_the_packages_own_does(task, real, report):
 
 
 def with_numbers_of_the_package(model, numbers):
-    """A robot's model with what the package compiles in place of its own numbers."""
+    """A robot's model with what the package compiles in place of the native numbers."""
     for name, values in numbers.items():
         if name.startswith("opt."):
             setattr(model.opt, name.removeprefix("opt."), values)
