@@ -33,10 +33,10 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: value >= 1,
     ),
     "> 0 and finite": (
-        "learning_rate cost_lr multiplier_lr classifier_lr max_grad_norm clip_coef target_kl "
-        "max_std",
+        "learning_rate cost_lr multiplier_lr classifier_lr clip_coef",
         lambda value: 0 < value < math.inf,
     ),
+    "> 0 (inf is no bound)": ("max_grad_norm target_kl max_std", lambda value: value > 0),
     "in [0, 1]": (
         "gamma gae_lambda lr_decay preference_noise safety_noise",
         lambda value: 0 <= value <= 1,
