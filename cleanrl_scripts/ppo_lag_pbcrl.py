@@ -27,6 +27,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import Judge, evaluate  # PbCRL
 from common.run import Run
@@ -550,7 +551,7 @@ def train(args: Args) -> Path:
         # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             feedback.set_unused_labels_aside()  # PbCRL
 
