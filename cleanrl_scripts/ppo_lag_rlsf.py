@@ -280,18 +280,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -407,8 +407,7 @@ def segments_to_judge(episode: Trajectory, length: int) -> list[Trajectory]:
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
 
 
@@ -597,18 +596,12 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
+            signals, is_terminal = (
+                torch.from_numpy(np.stack([rewards, costs])),
+                torch.from_numpy(terminated),
             )
+            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
+            adv_r, adv_c = gae(signals, values, next_values, is_terminal, is_done, **factors)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # RLSF: only centred, as a count of unsafe states means something beside the true limit.
