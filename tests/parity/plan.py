@@ -53,11 +53,13 @@ def chosen(tasks):
 
 
 def sizes(tasks):
-    """Each chosen task with what the short ladder compares of it, then with all of it."""
+    """Each chosen task with what the short ladder compares of it, and with all of it."""
+    sized = []
     for name, row in chosen(tasks).items():
         short = replace(row, layouts=SHORT_LAYOUTS, step_seeds=SHORT_STEP_SEEDS)
-        yield pytest.param(name, short, id=f"{name}-short")
-        yield pytest.param(name, row, id=f"{name}-full", marks=pytest.mark.nightly)
+        sized.append(pytest.param(name, short, id=f"{name}-short"))
+        sized.append(pytest.param(name, row, id=f"{name}-full", marks=pytest.mark.nightly))
+    return sized
 
 
 def policy_of(task):
