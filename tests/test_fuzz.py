@@ -36,6 +36,8 @@ from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Query, Trajectory
 
+from .every_space import boxes
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS, FIFOs, /dev/zero")
 
 HOSTILE = [
@@ -85,12 +87,12 @@ def write_dataset(path: Path) -> None:
 
 def write_cost_model(path: Path) -> None:
     torch.manual_seed(0)
-    CostModel(2, 1, hidden_sizes=(3,)).save(path, env_id="Toy-v0", dead_zone=1.5)
+    CostModel(*boxes(2, 1), hidden_sizes=(3,)).save(path, env_id="Toy-v0", dead_zone=1.5)
 
 
 def write_ensemble(path: Path) -> None:
     torch.manual_seed(0)
-    members = [CostModel(2, 1, hidden_sizes=(3,)) for _ in range(2)]
+    members = [CostModel(*boxes(2, 1), hidden_sizes=(3,)) for _ in range(2)]
     CostModelEnsemble(members, pessimism=1.0).save(path, env_id="Toy-v0")
 
 
