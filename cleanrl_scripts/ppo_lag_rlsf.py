@@ -596,12 +596,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            signals, is_terminal = (
-                torch.from_numpy(np.stack([rewards, costs])),
-                torch.from_numpy(terminated),
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
             factors = {"gamma": args.gamma, "lam": args.gae_lambda}
-            adv_r, adv_c = gae(signals, values, next_values, is_terminal, is_done, **factors)
+            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # RLSF: only centred, as a count of unsafe states means something beside the true limit.

@@ -109,7 +109,11 @@ def keys_of(script: str, *variables: str, added: bool = True) -> set[str]:
         for target in targets:
             if ast.unparse(target) in variables and isinstance(node.value, ast.Dict):
                 keys |= constant_keys(node.value)
-            if added and isinstance(target, ast.Subscript) and ast.unparse(target.value) in variables:
+            if (
+                added
+                and isinstance(target, ast.Subscript)
+                and ast.unparse(target.value) in variables
+            ):
                 key = ast.unparse(target.slice)
                 keys |= {eval(key, {"name": name}) for name in looped or [""]}
     return keys
