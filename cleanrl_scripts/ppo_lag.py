@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import Collector
+from common.collect import Collector  # true cost
 from common.envs import (
     Episodes,
     action_bounds,
@@ -27,14 +27,14 @@ from common.envs import (
     resolve_cost_limit,
     start_episodes,
 )
-from common.evaluation import evaluate
+from common.evaluation import evaluate  # true cost
 from common.run import Run
 from common.video import check_film
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from pbcrl import MULTIPLIER_RULES
-from pbcrl.recorder import discarded_envs, step_costs
+from pbcrl import MULTIPLIER_RULES  # true cost
+from pbcrl.recorder import discarded_envs, step_costs  # true cost
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ class Args:
     env_id: str = "SafetyPointButton1-v0"
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
     cost_limit: float | None = None
-    """d, highest safe episode cost (undiscounted); default: the task's own; inf is unconstrained"""
+    """d, highest safe episode cost; default: the task's own; inf is unconstrained"""  # true cost
     seed: int = 0
     """of everything random; same seed and CPU, same numbers"""
     total_timesteps: int = 1_000_000
@@ -82,7 +82,7 @@ class Args:
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.02
+    multiplier_lr: float = 0.02  # true cost
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
     per unit of episode cost"""
     multiplier_initial: float = 0.01
@@ -367,7 +367,7 @@ def train(args: Args) -> Path:
         def save() -> None:
             if collector:  # true cost
                 collector.writer.flush()  # true cost
-            check_weights(agent=agent)
+            check_weights(agent=agent)  # true cost
             path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
@@ -387,6 +387,8 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
+        # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
@@ -411,9 +413,8 @@ def train(args: Args) -> Path:
                 true_cost = step_costs(infos, args.num_envs, done)  # true cost
                 costs[t] = true_cost = require_cost(true_cost, args.env_id)  # true cost
                 if collector:  # true cost
-                    collector.record(
-                        obs[t], executed[t], costs[t], done, discarded=discarded
-                    )  # true cost
+                    rows = obs[t], executed[t], true_cost, done  # true cost
+                    collector.record(*rows, discarded=discarded)  # true cost
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
@@ -478,7 +479,7 @@ def train(args: Args) -> Path:
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
-            check_weights(agent=agent)
+            check_weights(agent=agent)  # true cost
             if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
                 save()
                 checkpoint.save()
@@ -486,7 +487,7 @@ def train(args: Args) -> Path:
         # -- Evaluation ----------------------------------------------------------------------------
         if collector:  # true cost
             collector.writer.close()  # first: a run with a summary is finished  # true cost
-        summary = evaluate(run, agent, args, limit, episodes.ended)
+        summary = evaluate(run, agent, args, limit, episodes.ended)  # true cost
         run.finish({**summary, "multiplier": multiplier.value})
     envs.close()
     return run.folder

@@ -9,7 +9,7 @@ on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field  # PbCRL
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -36,21 +36,21 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl import (  # PbCRL
-    MULTIPLIER_RULES,
-    CostModel,
-    CostModelTrainer,
-    DeadZone,
-    FeedbackLoop,
-    FolderOracle,
-    Oracle,
-    PreferenceBuffer,
-    PreferenceCostVectorWrapper,
-    SyntheticOracle,
-    Trajectory,
-    finished_trajectories,
-)
+    MULTIPLIER_RULES,  # PbCRL
+    CostModel,  # PbCRL
+    CostModelTrainer,  # PbCRL
+    DeadZone,  # PbCRL
+    FeedbackLoop,  # PbCRL
+    FolderOracle,  # PbCRL
+    Oracle,  # PbCRL
+    PreferenceBuffer,  # PbCRL
+    PreferenceCostVectorWrapper,  # PbCRL
+    SyntheticOracle,  # PbCRL
+    Trajectory,  # PbCRL
+    finished_trajectories,  # PbCRL
+)  # PbCRL
 from pbcrl.oracle import Teacher  # PbCRL
-from pbcrl.recorder import discarded_envs
+from pbcrl.recorder import discarded_envs  # PbCRL
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def update(
     }
 
 
-# -- PbCRL -----------------------------------------------------------------------------------------
+# -- Method ----------------------------------------------------------------------------------------
 
 
 PRETRAINED = "balanced_accuracy", "pair_accuracy"
@@ -431,7 +431,7 @@ class Progress:
     iteration: int = 0
     untuned: int = 0  # PbCRL: newest labels that the cost model has not learned from
     adv_c_std: float = 0.0  # PbCRL: mean over the iterations so far
-    pretrained: dict[str, float] = field(default_factory=dict)  # PbCRL: its report
+    pretrained: dict[str, float] | None = None  # PbCRL: report of the pretrained cost model
 
 
 def train(args: Args) -> Path:
@@ -510,6 +510,7 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
             pretrain(args, run, trainer, feedback, valid_pairs)
@@ -672,14 +673,16 @@ def train(args: Args) -> Path:
 
         # -- Evaluation ----------------------------------------------------------------------------
         if feedback.num_open or feedback.queries_asked < args.online_queries:  # PbCRL
+            asked, due = feedback.queries_asked, args.online_queries  # PbCRL
             run.warn(  # PbCRL
-                f"{feedback.queries_asked} of {args.online_queries} online queries were asked, as "
+                f"{asked} of {due} online queries were asked, as "  # PbCRL
                 f"episodes ended, and {feedback.num_open} have no answer"  # PbCRL
             )  # PbCRL
         judge = Judge.of(cost_model)  # PbCRL
         summary = evaluate(run, agent, args, limit, episodes.ended, judge, test)  # PbCRL
+        pretrained = progress.pretrained or {}  # PbCRL
         summary |= {  # PbCRL
-            **{f"pretrained_{key}": progress.pretrained.get(key) for key in PRETRAINED},  # PbCRL
+            **{f"pretrained_{key}": pretrained.get(key) for key in PRETRAINED},  # PbCRL
             "compared_episodes": train_pairs.num_compared,  # PbCRL
             "dead_zone": trainer.dead_zone.value,  # PbCRL
             "queries_used": oracle.queries_used,  # PbCRL

@@ -38,6 +38,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl import MULTIPLIER_RULES, Query, SyntheticOracle, Trajectory  # RLSF
+from pbcrl.errors import StorageError  # RLSF
 from pbcrl.label_log import LabelLog  # RLSF
 from pbcrl.oracle import Teacher  # RLSF
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
@@ -88,7 +89,7 @@ class Args:
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.02
+    multiplier_lr: float = 0.02  # RLSF
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
     per unit of episode cost"""
     multiplier_initial: float = 0.01
@@ -516,13 +517,26 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
+        # -- Method --------------------------------------------------------------------------------
+        # Labels behind the checkpoint are asked for again, and are the same.
+        num_bought = len(log.labels) - oracle.queries_used
+        if num_bought < 0:
+            raise StorageError(
+                f"a run goes on with every label that it bought: {oracle.queries_used} were in "
+                f"{log.path}, but {len(log.labels)} are there; restore it from a copy, or start a "
+                "new run"
+            )
+        if loaded and num_bought and not has_state(envs):  # of episodes that do not come again
+            log.cut(oracle.queries_used, unused=run.folder / "labels_unused.jsonl")
+            num_bought = 0
+
+        # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             recorder.drop_unfinished()  # RLSF
-        # Labels behind the checkpoint are asked for again, and are the same.
-        num_bought = len(log.labels) - oracle.queries_used  # RLSF
 
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
@@ -548,7 +562,7 @@ def train(args: Args) -> Path:
                     final_obs.append(np.stack(infos["final_obs"][done]))
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
-            check_rollout(observations=obs, rewards=rewards)  # RLSF
+            check_rollout(observations=obs, rewards=rewards, costs=costs)
             run.lap("rollout")
 
             # -- 2. Label and train the classifier -------------------------------------------------
