@@ -29,7 +29,7 @@ Costs = NDArray[np.float64]
 
 _NUMBERS = 4_000_000  # of observations that are scored at a time: 16 MB
 
-_REPORT = (
+REPORT = (
     "accuracy",
     "balanced_accuracy",
     "base_rate",
@@ -54,6 +54,7 @@ _REPORT = (
     "tail_quantile_error_99",
     "cvar_error",
 )
+"""Names of what `cost_model_report` returns."""
 
 
 def cost_model_report(
@@ -80,7 +81,7 @@ def cost_model_report(
     _check_limits(cost_limit, learned_limit)
     if not len(true):
         nothing = undefined("the cost model report", "there is no trajectory")
-        return dict.fromkeys(_REPORT, nothing)
+        return dict.fromkeys(REPORT, nothing)
     args = (learned, true, cost_limit)
     values = (
         accuracy(*args, learned_limit=learned_limit),
@@ -107,7 +108,7 @@ def cost_model_report(
         tail_quantile_error(*args, learned_limit=learned_limit, quantile=0.99),
         cvar_error(*args, learned_limit=learned_limit),
     )
-    return dict(zip(_REPORT, values, strict=True))
+    return dict(zip(REPORT, values, strict=True))
 
 
 def accuracy(

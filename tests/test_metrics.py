@@ -466,6 +466,7 @@ def test_a_learned_cost_that_is_the_true_excess_in_other_units_is_perfect_by_eve
     # Probabilities are those of the units: nearer to the limit they are less sure.
     assert 0 < report.pop("safety_calibration_error") < 0.5
     assert 0 < report.pop("preference_calibration_error") < 0.5
+    assert report.pop("true_cost_at_limit_interval") == pytest.approx(0, abs=1e-9)
     assert report == pytest.approx(
         {
             "accuracy": 1,
@@ -476,7 +477,6 @@ def test_a_learned_cost_that_is_the_true_excess_in_other_units_is_perfect_by_eve
             "type_ii_rate": 0,
             "violation_gap": 0,
             "true_cost_at_limit": 20,
-            "true_cost_at_limit_interval": 0,
             "w2_scaled": 0,
             "w2_offset": 0,
             "w2_shape": 0,
