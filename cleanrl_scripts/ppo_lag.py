@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import Collector
+from common.collect import Collector  # true cost
 from common.envs import (
     Episodes,
     action_bounds,
@@ -25,15 +25,16 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
-from common.evaluation import evaluate
+from common.evaluation import evaluate  # true cost
 from common.run import Run
 from common.video import check_film
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from pbcrl import MULTIPLIER_RULES
-from pbcrl.recorder import discarded_envs, step_costs
+from pbcrl import MULTIPLIER_RULES  # true cost
+from pbcrl.recorder import discarded_envs, step_costs  # true cost
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -44,7 +45,7 @@ class Args:
     env_id: str = "SafetyPointButton1-v0"
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
     cost_limit: float | None = None
-    """d, highest safe episode cost (undiscounted); default: the task's own; inf is unconstrained"""
+    """d, highest safe episode cost; default: the task's own; inf is unconstrained"""  # true cost
     seed: int = 0
     """of everything random; same seed and CPU, same numbers"""
     total_timesteps: int = 1_000_000
@@ -81,7 +82,7 @@ class Args:
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.02
+    multiplier_lr: float = 0.02  # true cost
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
     per unit of episode cost"""
     multiplier_initial: float = 0.01
@@ -256,18 +257,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -324,8 +325,7 @@ def update(
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
 
 
@@ -367,7 +367,7 @@ def train(args: Args) -> Path:
         def save() -> None:
             if collector:  # true cost
                 collector.writer.flush()  # true cost
-            check_weights(agent=agent)
+            check_weights(agent=agent)  # true cost
             path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
             save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
 
@@ -387,9 +387,11 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
+        # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             if collector:  # true cost
                 collector.restart()  # true cost
@@ -411,9 +413,8 @@ def train(args: Args) -> Path:
                 true_cost = step_costs(infos, args.num_envs, done)  # true cost
                 costs[t] = true_cost = require_cost(true_cost, args.env_id)  # true cost
                 if collector:  # true cost
-                    collector.record(
-                        obs[t], executed[t], costs[t], done, discarded=discarded
-                    )  # true cost
+                    rows = obs[t], executed[t], true_cost, done  # true cost
+                    collector.record(*rows, discarded=discarded)  # true cost
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
@@ -433,18 +434,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
+            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # Only centred: the size of the true cost means something beside its limit.  # true cost
@@ -486,7 +479,7 @@ def train(args: Args) -> Path:
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
-            check_weights(agent=agent)
+            check_weights(agent=agent)  # true cost
             if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
                 save()
                 checkpoint.save()
@@ -494,7 +487,7 @@ def train(args: Args) -> Path:
         # -- Evaluation ----------------------------------------------------------------------------
         if collector:  # true cost
             collector.writer.close()  # first: a run with a summary is finished  # true cost
-        summary = evaluate(run, agent, args, limit, episodes.ended)
+        summary = evaluate(run, agent, args, limit, episodes.ended)  # true cost
         run.finish({**summary, "multiplier": multiplier.value})
     envs.close()
     return run.folder

@@ -9,7 +9,7 @@ on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field  # PbCRL
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import collect, open_dataset, replay_oracle  # PbCRL
+from common.collect import offline_episodes, replay_oracle  # PbCRL
 from common.envs import (
     Episodes,
     action_bounds,
@@ -27,6 +27,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import Judge, evaluate  # PbCRL
 from common.run import Run
@@ -35,21 +36,21 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl import (  # PbCRL
-    MULTIPLIER_RULES,
-    CostModel,
-    CostModelTrainer,
-    DeadZone,
-    FeedbackLoop,
-    FolderOracle,
-    Oracle,
-    PreferenceBuffer,
-    PreferenceCostVectorWrapper,
-    SyntheticOracle,
-    Trajectory,
-    finished_trajectories,
-)
+    MULTIPLIER_RULES,  # PbCRL
+    CostModel,  # PbCRL
+    CostModelTrainer,  # PbCRL
+    DeadZone,  # PbCRL
+    FeedbackLoop,  # PbCRL
+    FolderOracle,  # PbCRL
+    Oracle,  # PbCRL
+    PreferenceBuffer,  # PbCRL
+    PreferenceCostVectorWrapper,  # PbCRL
+    SyntheticOracle,  # PbCRL
+    Trajectory,  # PbCRL
+    finished_trajectories,  # PbCRL
+)  # PbCRL
 from pbcrl.oracle import Teacher  # PbCRL
-from pbcrl.recorder import discarded_envs
+from pbcrl.recorder import discarded_envs  # PbCRL
 from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -309,18 +310,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -370,7 +371,7 @@ def update(
     }
 
 
-# -- PbCRL -----------------------------------------------------------------------------------------
+# -- Method ----------------------------------------------------------------------------------------
 
 
 PRETRAINED = "balanced_accuracy", "pair_accuracy"
@@ -388,53 +389,25 @@ def make_oracle(args: Args, limit: float) -> Oracle:
     return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
 
 
-def load_episodes(
-    args: Args,
-    run: Run,
-    train_pairs: PreferenceBuffer,
-    valid_pairs: PreferenceBuffer,
-    limit: float,
-    horizon: int | None,
-) -> list[Trajectory]:
-    """Phase 1: put the offline episodes into the buffers; return those to test on."""
-    path = args.dataset
-    if path is None and args.offline_queries:
-        title = "phase 1 of 4: collect episodes with PPO-Lag on the true cost"
-        with run.phase(title, stage="collect"):
-            script = Path(__file__).with_name("ppo_lag.py")
-            path = str(collect(args, run, limit=limit, script=script))
-    if path is None:
-        return []
-    rng = np.random.default_rng(args.seed)  # the same split whenever a run goes on
-    test, valid, train = open_dataset(path, args.env_id, horizon=horizon, rng=rng)
-    valid_pairs.add_trajectories(valid)
-    train_pairs.add_trajectories(train)
-    return test
-
-
 def pretrain(
-    args: Args,
-    run: Run,
-    trainer: CostModelTrainer,
-    feedback: FeedbackLoop,
-    train_pairs: PreferenceBuffer,
-    valid_pairs: PreferenceBuffer,
+    args: Args, run: Run, trainer: CostModelTrainer, feedback: FeedbackLoop, valid: PreferenceBuffer
 ) -> None:
     """Phases 2 and 3: buy labels of the offline episodes, fit the cost model to them."""
+    train = feedback.buffer
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         if args.label_folder is not None:
             run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-        num_valid = feedback.label(valid_pairs, args.offline_queries // 10)
-        num_train = feedback.label(train_pairs, args.offline_queries - args.offline_queries // 10)
+        num_valid = feedback.label(valid, args.offline_queries // 10)
+        num_train = feedback.label(train, args.offline_queries - args.offline_queries // 10)
         run.say(
-            f"   {num_train} + {num_valid} queries over {train_pairs.num_compared} + "
-            f"{valid_pairs.num_compared} different episodes for training + validation"
+            f"   {num_train} + {num_valid} queries over {train.num_compared} + "
+            f"{valid.num_compared} different episodes for training + validation"
         )
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
-        trainer.model.fit_input_scale(train_pairs.trajectories)
+        trainer.model.fit_input_scale(train.trajectories)
         history = trainer.pretrain(
-            train_pairs,
-            valid_pairs,
+            train,
+            valid,
             max_epochs=args.pretrain_epochs,
             patience=args.patience,
             validate_every=args.validate_every,
@@ -444,7 +417,7 @@ def pretrain(
             ),
         )
         if min(history, key=lambda e: e.selection_loss) is history[0]:
-            run.say("   warning: nothing was learned; every episode lies on the learned limit")
+            run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -454,12 +427,11 @@ def pretrain(
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
     untuned: int = 0  # PbCRL: newest labels that the cost model has not learned from
     adv_c_std: float = 0.0  # PbCRL: mean over the iterations so far
-    pretrained: dict[str, float] = field(default_factory=dict)  # PbCRL: its report
+    pretrained: dict[str, float] | None = None  # PbCRL: report of the pretrained cost model
 
 
 def train(args: Args) -> Path:
@@ -506,7 +478,9 @@ def train(args: Args) -> Path:
             rng=rng,
         )
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
-        test = load_episodes(args, run, train_pairs, valid_pairs, limit, cost_model.horizon)
+        test, valid, train = offline_episodes(args, run, limit=limit, horizon=cost_model.horizon)
+        valid_pairs.add_trajectories(valid)
+        train_pairs.add_trajectories(train)
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
 
@@ -536,9 +510,10 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
-            pretrain(args, run, trainer, feedback, train_pairs, valid_pairs)
+            pretrain(args, run, trainer, feedback, valid_pairs)
             progress.pretrained = Judge.of(cost_model).report(test, limit)
             found = progress.pretrained
             run.say(
@@ -550,7 +525,7 @@ def train(args: Args) -> Path:
         # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             feedback.set_unused_labels_aside()  # PbCRL
 
@@ -625,18 +600,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
+            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # PbCRL: the scale of a learned cost is arbitrary, so it is divided out; but by the mean
@@ -706,14 +673,16 @@ def train(args: Args) -> Path:
 
         # -- Evaluation ----------------------------------------------------------------------------
         if feedback.num_open or feedback.queries_asked < args.online_queries:  # PbCRL
+            asked, due = feedback.queries_asked, args.online_queries  # PbCRL
             run.warn(  # PbCRL
-                f"{feedback.queries_asked} of {args.online_queries} online queries were asked, as "
+                f"{asked} of {due} online queries were asked, as "  # PbCRL
                 f"episodes ended, and {feedback.num_open} have no answer"  # PbCRL
             )  # PbCRL
         judge = Judge.of(cost_model)  # PbCRL
         summary = evaluate(run, agent, args, limit, episodes.ended, judge, test)  # PbCRL
+        pretrained = progress.pretrained or {}  # PbCRL
         summary |= {  # PbCRL
-            **{f"pretrained_{key}": progress.pretrained.get(key) for key in PRETRAINED},  # PbCRL
+            **{f"pretrained_{key}": pretrained.get(key) for key in PRETRAINED},  # PbCRL
             "compared_episodes": train_pairs.num_compared,  # PbCRL
             "dead_zone": trainer.dead_zone.value,  # PbCRL
             "queries_used": oracle.queries_used,  # PbCRL

@@ -29,6 +29,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import Judge, evaluate  # RLSF
 from common.run import Run
@@ -37,6 +38,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl import MULTIPLIER_RULES, Query, SyntheticOracle, Trajectory  # RLSF
+from pbcrl.errors import StorageError  # RLSF
 from pbcrl.label_log import LabelLog  # RLSF
 from pbcrl.oracle import Teacher  # RLSF
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
@@ -87,7 +89,7 @@ class Args:
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.02
+    multiplier_lr: float = 0.02  # RLSF
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
     per unit of episode cost"""
     multiplier_initial: float = 0.01
@@ -279,18 +281,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -406,8 +408,7 @@ def segments_to_judge(episode: Trajectory, length: int) -> list[Trajectory]:
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
 
 
@@ -516,13 +517,26 @@ def train(args: Args) -> Path:
             noise=noise,
         )
         loaded = args.resume is not None and checkpoint.load()
+
+        # -- Method --------------------------------------------------------------------------------
+        # Labels behind the checkpoint are asked for again, and are the same.
+        num_bought = len(log.labels) - oracle.queries_used
+        if num_bought < 0:
+            raise StorageError(
+                f"a run goes on with every label that it bought: {oracle.queries_used} were in "
+                f"{log.path}, but {len(log.labels)} are there; restore it from a copy, or start a "
+                "new run"
+            )
+        if loaded and num_bought and not has_state(envs):  # of episodes that do not come again
+            log.cut(oracle.queries_used, unused=run.folder / "labels_unused.jsonl")
+            num_bought = 0
+
+        # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             recorder.drop_unfinished()  # RLSF
-        # Labels behind the checkpoint are asked for again, and are the same.
-        num_bought = len(log.labels) - oracle.queries_used  # RLSF
 
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
@@ -548,7 +562,7 @@ def train(args: Args) -> Path:
                     final_obs.append(np.stack(infos["final_obs"][done]))
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
-            check_rollout(observations=obs, rewards=rewards)  # RLSF
+            check_rollout(observations=obs, rewards=rewards, costs=costs)
             run.lap("rollout")
 
             # -- 2. Label and train the classifier -------------------------------------------------
@@ -596,18 +610,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
+            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # RLSF: only centred, as a count of unsafe states means something beside the true limit.

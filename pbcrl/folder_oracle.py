@@ -38,7 +38,7 @@ from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_al
 from pbcrl.trajectory import Label, Query, Trajectory
 
 _ANSWERS = "answers.jsonl"
-_MAX_BYTES = 1 << 30  # of a query's arrays
+_MAX_BYTES = 1 << 28  # of a query's arrays: 256 MiB, however small the file
 _NAME = re.compile(r"\d{6,}-[0-9a-f]{32}")
 
 

@@ -309,7 +309,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {"": path.read_bytes()}
 
 
-@pytest.mark.parametrize("cases", [80, pytest.param(1850, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [80, pytest.param(1850, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_file_that_was_not_written_so_is_refused_or_read_as_it_was_written(tmp_path, name, cases):
     target, rng = TARGETS[name], np.random.default_rng([*name.encode()])
@@ -422,7 +422,7 @@ def forge_query(path: Path, rng: np.random.Generator) -> None:
             archive.writestr(f"{name}.npy", header.getvalue() + bytes(int(rng.choice([0, 100]))))
 
 
-@pytest.mark.parametrize("cases", [15, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [15, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("name", "forge"),
     [

@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 def check_weights(**modules: nn.Module) -> None:
-    """Refuse networks that have discarded: what is saved of them, and learned from them, is lost.
+    """Refuse networks that have diverged, before they are saved or learned from any further.
 
     Raises:
         NonFiniteError: If a weight or a buffer holds NaN or an infinity.
