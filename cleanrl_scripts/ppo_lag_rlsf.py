@@ -612,8 +612,8 @@ def train(args: Args) -> Path:
                 next_values[:, is_done] = agent.values(final.to(device))
             signals = torch.from_numpy(np.stack([rewards, costs]))
             ends = torch.from_numpy(terminated), is_done
-            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
-            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
+            gamma, lam = args.gamma, args.gae_lambda
+            adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # RLSF: only centred, as a count of unsafe states means something beside the true limit.
