@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from pbcrl.dataset import TrajectoryDataset
-from pbcrl.errors import CorruptFileError, MismatchError, StorageError
+from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.label_log import read_labels
 
 from ..power_cut import PowerCut
@@ -201,7 +201,7 @@ def cut_the_power(script, options, place, cuts):
 @pytest.mark.parametrize(
     "cuts",
     [
-        range(4),
+        range(3),
         pytest.param(range(100, 117), marks=pytest.mark.nightly),
     ],
     ids=len,
@@ -234,6 +234,7 @@ def test_a_run_goes_on_from_what_a_power_cut_leaves_and_ends_bit_identical(
 def pbcrl_args(scripts, tmp_path, toy_dataset):
     def make(name, **changes):
         place = {"runs_dir": str(tmp_path), "run_name": name, "dataset": str(toy_dataset)}
+        place["total_timesteps"] = 4_000
         return scripts.ppo_lag_pbcrl.Args(**{**RUN, **PBCRL, **place, **changes})
 
     return make
@@ -244,8 +245,8 @@ def test_a_pbcrl_run_goes_on_from_between_two_checkpoints(
 ):
     module = scripts.ppo_lag_pbcrl
     whole = module.train(pbcrl_args("whole", checkpoint_interval=4))
-    cut_off(module, pbcrl_args("cut", checkpoint_interval=4), after=11, monkeypatch=monkeypatch)
-    assert len(metrics(tmp_path / "cut")) == 11
+    cut_off(module, pbcrl_args("cut", checkpoint_interval=4), after=7, monkeypatch=monkeypatch)
+    assert len(metrics(tmp_path / "cut")) == 7
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
 
@@ -264,11 +265,11 @@ def test_a_run_in_bfloat16_repeats_itself_and_goes_on(scripts, tmp_path, monkeyp
 
 def test_a_run_without_an_offline_stage_goes_on_too(scripts, tmp_path, pbcrl_args, monkeypatch):
     module = scripts.ppo_lag_pbcrl
-    options = {"offline_queries": 0, "online_queries": 80, "dataset": None}
+    options = {"offline_queries": 0, "online_queries": 40, "dataset": None}
     whole = module.train(pbcrl_args("whole", **options))
-    assert summary(whole)["queries_used"] == 80
+    assert summary(whole)["queries_used"] == 40
     assert summary(whole)["pretrained_pair_accuracy"] is None
-    cut_off(module, pbcrl_args("cut", **options), after=7, monkeypatch=monkeypatch)
+    cut_off(module, pbcrl_args("cut", **options), after=4, monkeypatch=monkeypatch)
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
 
@@ -292,11 +293,11 @@ def test_envs_whose_state_nobody_knows_begin_their_episodes_again(
     args = pbcrl_args("cut", env_id="TestToy-v0", cost_limit=5.0, dataset=dataset)
     cut_off(module, args, after=6, monkeypatch=monkeypatch)
     folder = resume(module, tmp_path / "cut")
-    assert [row["env_steps"] for row in metrics(folder)] == list(range(400, 8_001, 400))
+    assert [row["env_steps"] for row in metrics(folder)] == list(range(400, 4_001, 400))
     # Every label of the log is of a query that the run knows; those of lost episodes lie beside it.
     assert summary(folder)["queries_used"] == len(read_labels(folder / "labels.jsonl"))
     # In iteration 6, after the newest checkpoint, the queries due since iteration 3 were asked.
-    assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 6 // 20 - 60 * 3 // 20
+    assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 6 // 10 - 60 * 3 // 10
 
 
 def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(scripts, tmp_path, monkeypatch):
@@ -334,7 +335,7 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
         module.train(args)
 
 
-def test_ctrl_c_leaves_the_dataset_of_the_last_checkpoint_and_a_resumed_run_takes_it_up(
+def test_an_error_keeps_all_episodes_and_a_resumed_run_makes_the_same_dataset(
     scripts, tmp_path, monkeypatch
 ):
     module = scripts.ppo_lag
@@ -344,7 +345,7 @@ def test_ctrl_c_leaves_the_dataset_of_the_last_checkpoint_and_a_resumed_run_take
         args = module.Args(**{**RUN, "checkpoint_interval": 3, **place})
         if name == "cut":
             cut_off(module, args, after=5, monkeypatch=monkeypatch)
-            assert len(TrajectoryDataset(place["save_trajectories"])) == 12
+            assert len(TrajectoryDataset(place["save_trajectories"])) == 20
             resume(module, tmp_path / name)
         else:
             module.train(args)
@@ -417,7 +418,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 ):
     module, folder = scripts.ppo_lag_pbcrl, tmp_path / "cut"
     whole = module.train(pbcrl_args("whole"))
-    cut_off(module, pbcrl_args("cut"), after=9, monkeypatch=monkeypatch)
+    cut_off(module, pbcrl_args("cut"), after=5, monkeypatch=monkeypatch)
     newest, before = folder / "checkpoint.safetensors", folder / "checkpoint.before.safetensors"
     newest.write_bytes(newest.read_bytes()[:-100])
     resume(module, folder)
@@ -438,7 +439,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
     checkpoint(net=net).save()
     sound = (tmp_path / "checkpoint.safetensors").read_bytes()
     nn.init.constant_(net.weight, torch.nan)
-    with pytest.raises(ValueError, match=r"weights must be finite, but weight of net holds NaN"):
+    with pytest.raises(NonFiniteError, match="weights must be finite, but weight of net holds"):
         checkpoint(net=net).save()
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == sound
     # As older scripts wrote them:
