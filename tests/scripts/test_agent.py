@@ -1,4 +1,4 @@
-"""The policy, its critics and one update of PPO, whatever somebody has made of `mlp` and `losses`."""
+"""The policy, its critics and an update of PPO, whatever somebody has made of `mlp` and `losses`."""
 
 import copy
 from pathlib import Path
@@ -163,9 +163,7 @@ def test_whatever_mlp_returns_is_the_net_that_learns_and_acts(tmp_path, changes,
 
 
 @pytest.mark.parametrize("change", [TANH, LAYER_NORM], ids=["tanh", "layer-norm-silu"])
-def test_an_edited_script_is_played_by_its_copy_if_one_trusts_it(
-    scripts, tmp_path, change, capsys
-):
+def test_an_edited_script_is_played_by_its_copy_if_one_trusts_it(scripts, tmp_path, change, capsys):
     script = load_edited("ppo_lag", tmp_path / f"played-{len(change[1])}", change)
     folder = script.train(small(script, tmp_path))
     assert (folder / "ppo_lag.py").read_bytes() == Path(script.__file__).read_bytes()

@@ -52,7 +52,7 @@ def lines(text):
 @pytest.mark.parametrize(
     ("damage", "kept"),
     [
-        (lambda text: "", []),
+        (lambda text: text[:0], []),
         (lambda text: "".join(lines(text)[:-1]), [1]),
         (lambda text: text[:-20], [1]),
         (lambda text: lines(text)[0] + "\0" * 100 + "\n", [1]),

@@ -323,9 +323,7 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     with pytest.raises(ValueError, match=r"was cut off, but .* is finished"):
         resume(module, folder)
     (folder / "summary.json").unlink()
-    with pytest.raises(
-        ValueError, match="keeps its arguments, but learning_rate, num_envs differ"
-    ):
+    with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
         module.train(module.Args(resume=str(folder), learning_rate=1.0, num_envs=7))
     with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
         resume(scripts.ppo_lag_pbcrl, folder)
@@ -409,7 +407,7 @@ def test_a_run_without_a_checkpoint_yet_has_none(checkpoint):
 
 def test_a_checkpoint_of_other_parts_is_refused(checkpoint):
     checkpoint(one=Holding({})).save()
-    with pytest.raises(MismatchError, match=r"has the parts \['one'\], the script \['one', 'two'\]"):
+    with pytest.raises(MismatchError, match=r"has the parts \['one'\], the script \[.* 'two'\]"):
         checkpoint(one=Holding({}), two=Holding({})).load()
 
 
