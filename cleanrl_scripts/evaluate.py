@@ -134,9 +134,10 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
         )
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"
+        agent.requires_grad_(False)  # weights become constants of the traced function
         example = torch.zeros(1, len(agent.obs_mean))
         with warnings.catch_warnings():
-            # torch.export is to replace TorchScript, but a newer file does not load in older PyTorch.
+            # Its successor, torch.export, writes files that an older PyTorch may not read.
             warnings.simplefilter("ignore", DeprecationWarning)
             mean = torch.jit.trace(lambda obs: agent.mean(agent.normalize(obs)), example)
             torch.jit.save(mean, policy)

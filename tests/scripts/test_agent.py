@@ -1,4 +1,4 @@
-"""The policy, its critics and an update of PPO, whatever somebody has made of `mlp` and `losses`."""
+"""Policy, critics and an update of PPO, whatever somebody has made of `mlp` and `losses`."""
 
 import copy
 from pathlib import Path
