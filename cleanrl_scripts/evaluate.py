@@ -140,7 +140,7 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
             # Its successor, torch.export, writes files that an older PyTorch may not read.
             warnings.simplefilter("ignore", DeprecationWarning)
             mean = torch.jit.trace(lambda obs: agent.mean(agent.normalize(obs)), example)
-            torch.jit.save(mean, policy)
+            torch.jit.save(mean, str(policy))
         command = [str(python), str(Path(__file__).with_name("play_upstream.py"))]
         command += [str(policy), str(output), f"--env-id={env_id}"]
         command += [f"--episodes={args.episodes}", f"--seed={args.seed}"]
