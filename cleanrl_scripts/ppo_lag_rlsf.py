@@ -147,7 +147,7 @@ class Args:
         return -(-self.total_timesteps // self.batch_size)
 
 
-# -- Agent -----------------------------------------------------------------------------------------
+# -- Net: edit me ----------------------------------------------------------------------------------
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
@@ -158,6 +158,9 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+
+
+# -- Agent -----------------------------------------------------------------------------------------
 
 
 class Agent(nn.Module):
@@ -234,7 +237,7 @@ class Agent(nn.Module):
         return actions
 
 
-# -- PPO -------------------------------------------------------------------------------------------
+# -- Losses: edit me -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -269,6 +272,9 @@ def value_loss(agent: Agent, mb: Batch) -> Tensor:
     error_r = agent.output(agent.critic_r, mb.obs).squeeze(-1) - mb.target_r
     error_c = agent.output(agent.critic_c, mb.obs).squeeze(-1) - mb.target_c
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
+
+
+# -- PPO -------------------------------------------------------------------------------------------
 
 
 def gae(

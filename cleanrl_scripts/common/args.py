@@ -62,8 +62,8 @@ def check_args(args: Any) -> None:
         for name in names.split():
             value = given.get(name)
             values = value if isinstance(value, tuple) else () if value is None else (value,)
-            if not all(map(holds, values)):
-                raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value}")
+            if not all(isinstance(each, int | float) and holds(each) for each in values):
+                raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value!r}")
     run_name = given.get("run_name")
     if run_name is not None and (Path(run_name).name != run_name or run_name == ".."):
         raise ValueError(
