@@ -105,7 +105,7 @@ class Run:
         if error is not None:
             self._say_kept(error)
         self._metrics.close()
-        # TensorBoard's writer waits for its thread, and for ever if Ctrl-C came while an event was
+        # TensorBoard's writer waits for its thread, without end if Ctrl-C came while an event was
         # handed over: the run then ends without its last events. metrics.jsonl has them all.
         closing = threading.Thread(target=self._board.close, daemon=True)
         closing.start()
