@@ -1,5 +1,6 @@
 """Small runs of the scripts, read and compared."""
 
+import gc
 import json
 
 import numpy as np
@@ -104,6 +105,7 @@ def cut_off(module, args, *, after, monkeypatch):
         patched.setattr(module.Run, "log", log_and_stop)
         with pytest.raises(Stop):
             module.train(args)
+    gc.collect()  # the locks that the end of a process would release
 
 
 def resume(module, folder):
