@@ -105,8 +105,8 @@ def cut_off(module, args, *, after, monkeypatch):
         patched.setattr(module.Run, "log", log_and_stop)
         with pytest.raises(Stop):
             module.train(args)
-    gc.collect()  # the locks that the end of a process would release
 
 
 def resume(module, folder):
+    gc.collect()  # a run that an error ended holds locks that the end of its process would release
     return module.train(module.Args(resume=str(folder)))
