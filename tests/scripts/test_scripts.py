@@ -238,12 +238,16 @@ def test_arguments_out_of_range_are_refused_before_a_folder_is_made(
     assert not any(tmp_path.iterdir())
 
 
-def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path):
+def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dataset):
     missing = small_pbcrl(scripts, tmp_path / "runs", tmp_path / "none")
     with pytest.raises(ValueError, match=r"--dataset names a folder of episodes, but .*/none does"):
         scripts.ppo_lag_pbcrl.train(missing)
     with pytest.raises(ValueError, match="did you mean"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path / "runs", env_id="Nowhere-v0"))
+    # A run with a folder could be resumed, and a resumed run takes its dataset for its own.
+    taken = small_ppo_lag(scripts, tmp_path / "runs", save_trajectories=str(toy_dataset))
+    with pytest.raises(ValueError, match=r"--save-trajectories names a new folder, but .* holds"):
+        scripts.ppo_lag.train(taken)
     assert not any(tmp_path.iterdir())
 
 
