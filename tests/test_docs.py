@@ -332,12 +332,13 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 @each_page
-def test_the_lines_that_a_diff_changes_are_in_every_training_script(page):
+def test_the_lines_that_a_diff_changes_are_in_a_training_script(page):
     for diff in re.findall(r"^```diff\n(.*?)^```$", read(page), re.M | re.S):
         kept = [line[1:] for line in diff.splitlines() if line[0] in " -"]
         assert kept
-        for script in ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py"):
-            assert "\n".join(kept) in read(SCRIPTS / script)
+        scripts = "ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py"
+        # In one at least: whoever changes another must not have to change the page.
+        assert any("\n".join(kept) in read(SCRIPTS / script) for script in scripts)
 
 
 def anchors(page: Path) -> set[str]:

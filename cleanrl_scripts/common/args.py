@@ -81,6 +81,12 @@ def check_args(args: Any) -> None:
             f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
             "or leave out --device"
         )
+    path = given.get("save_trajectories")
+    if path is not None and args.resume is None and (Path(path) / "manifest.safetensors").exists():
+        raise ValueError(
+            f"--save-trajectories names a new folder, but {path} holds a dataset; choose another, "
+            "or remove it"
+        )
     dataset = given.get("dataset")
     if dataset is not None and not Path(dataset).exists():
         raise ValueError(f"--dataset names a folder of episodes, but {dataset} does not exist")

@@ -75,10 +75,12 @@ class Run:
             )
         self._lock = FolderLock(self.folder)
         remove_leftovers(self.folder)
+        kept, source = self.folder / f"{name}.py", Path(script).read_bytes()
+        is_changed = kept.exists() and kept.read_bytes() != source
+        write_atomically(kept, source)
         if args.resume is None:
             versions = {"pbcrl": pbcrl.__version__, "torch": torch.__version__}
             stored = {"script": name, **dataclasses.asdict(args), "versions": versions}
-            write_atomically(self.folder / f"{name}.py", Path(script).read_bytes())
             write_atomically(self.folder / "args.json", _json(stored))
         self._metrics = (self.folder / "metrics.jsonl").open("a")
         self._board = SummaryWriter(str(self.folder))
@@ -91,6 +93,8 @@ class Run:
         self.stage_seconds: dict[str, float] = {}
         """How long each stage took, all parts of a run that was resumed together."""
         self._stage: tuple[str, float] | None = None  # its name, and when it began
+        if args.resume is not None and is_changed:
+            self.warn(f"{name}.py has changed since the run began; it goes on with the new one")
 
     def __enter__(self) -> Run:
         return self
@@ -199,7 +203,7 @@ class Run:
             self._bar = None
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the logs are, the time that has passed, and what was warned of.
+        """How long the logs are, what was warned of, and the time that has passed.
 
         The log is synced first: a checkpoint must not know of lines that a power cut can take.
         """
@@ -369,12 +373,10 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_shown(one)}" for name, one in value.items())
     if isinstance(value, list):
-        return "; ".join(value) or "-"
+        return "; ".join(value)
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

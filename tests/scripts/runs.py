@@ -1,5 +1,6 @@
 """Small runs of the scripts, read and compared."""
 
+import gc
 import json
 
 import numpy as np
@@ -107,4 +108,5 @@ def cut_off(module, args, *, after, monkeypatch):
 
 
 def resume(module, folder):
+    gc.collect()  # a run that an error ended holds locks that the end of its process would release
     return module.train(module.Args(resume=str(folder)))

@@ -19,7 +19,7 @@ from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, Storag
 from pbcrl.label_log import read_labels
 
 from ..power_cut import PowerCut
-from .conftest import SCRIPTS, SMALL, load, write_dataset
+from .conftest import SCRIPTS, SMALL, load, load_edited, write_dataset
 from .runs import (
     assert_same_dataset,
     assert_same_run,
@@ -62,7 +62,9 @@ RLSF = {"classifier_steps": 5, "queries": 200}
 def forkserver():
     """Children start in a moment: the server has imported what takes long, and trained nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "gymnasium", "torch.utils.tensorboard"])
+    # PyTorch's optimizers import torch._dynamo, which takes longer than these runs.
+    names = "torch", "torch._dynamo", "torch.utils.tensorboard", "pbcrl", "pbcrl_envs.toy", "tyro"
+    context.set_forkserver_preload(list(names))
     return context
 
 
@@ -283,6 +285,19 @@ def test_a_run_that_was_moved_goes_on_in_its_new_place(scripts, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cut").rename(tmp_path / "elsewhere" / "moved")
     assert_same_run(resume(module, tmp_path / "elsewhere" / "moved"), whole)
+
+
+def test_a_script_that_has_changed_in_between_is_said_and_kept(
+    scripts, tmp_path, monkeypatch, capsys
+):
+    edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU()", "nn.Tanh()"))
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
+    folder = resume(edited, tmp_path / "run")
+    said = "ppo_lag.py has changed since the run began; it goes on with the new one"
+    assert f"warning: {said}" in capsys.readouterr().out
+    assert summary(folder)["warnings"] == [said]
+    assert (folder / "ppo_lag.py").read_bytes() == Path(edited.__file__).read_bytes()
 
 
 def test_envs_whose_state_nobody_knows_begin_their_episodes_again(

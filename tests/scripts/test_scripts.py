@@ -149,9 +149,12 @@ def test_true_costs_reach_the_learner_through_labels_only(scripts, tmp_path, toy
 
 
 def test_a_rollout_in_which_no_episode_ends_leaves_the_multiplier_alone(
-    scripts, tmp_path, toy_dataset
+    scripts, tmp_path, toy_episodes
 ):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, num_steps=50, total_timesteps=800)
+    env_id = "TestToy-v0"  # single envs, whose episodes all start at once
+    dataset = write_dataset(tmp_path / "toy", env_id, toy_episodes)
+    options = {"env_id": env_id, "cost_limit": 5, "num_steps": 50, "total_timesteps": 800}
+    args = small_pbcrl(scripts, tmp_path, dataset, **options)
     logged = rows(scripts.ppo_lag_pbcrl.train(args))
     assert [row["episodes"] for row in logged] == [0, 4, 0, 4]
     assert logged[0]["multiplier"] == args.multiplier_initial
@@ -238,12 +241,16 @@ def test_arguments_out_of_range_are_refused_before_a_folder_is_made(
     assert not any(tmp_path.iterdir())
 
 
-def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path):
+def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dataset):
     missing = small_pbcrl(scripts, tmp_path / "runs", tmp_path / "none")
     with pytest.raises(ValueError, match=r"--dataset names a folder of episodes, but .*/none does"):
         scripts.ppo_lag_pbcrl.train(missing)
     with pytest.raises(ValueError, match="did you mean"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path / "runs", env_id="Nowhere-v0"))
+    # A run with a folder could be resumed, and a resumed run takes its dataset for its own.
+    taken = small_ppo_lag(scripts, tmp_path / "runs", save_trajectories=str(toy_dataset))
+    with pytest.raises(ValueError, match=r"--save-trajectories names a new folder, but .* holds"):
+        scripts.ppo_lag.train(taken)
     assert not any(tmp_path.iterdir())
 
 
