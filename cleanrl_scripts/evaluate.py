@@ -21,13 +21,14 @@ import torch
 import tyro
 from common.args import check_args, main, read_args
 from common.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
-from common.evaluation import Judge, interval, play
-from common.run import print_table
+from common.evaluation import Judge, play, true_costs
+from common.run import print_groups
+from common.verdict import interval, verdict
 from common.video import check_film, film
 
 from pbcrl import LearnedCost, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
-from pbcrl.metrics import bias
+from pbcrl.metrics import bias, violation_rate
 from pbcrl.storage import load_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -173,7 +174,8 @@ def evaluate(args: Args) -> None:
     returns, episodes = play(
         agent, env_id, episodes=args.episodes, seed=args.seed, deterministic=not args.stochastic
     )
-    true = np.array([episode.true_cost for episode in episodes])
+    true = true_costs(episodes)
+    limited = np.isfinite(limit)
     result = {
         "env_id": env_id,
         "episodes": args.episodes,
@@ -183,7 +185,8 @@ def evaluate(args: Args) -> None:
         "true_cost": float(true.mean()),
         "true_cost_interval": interval(true),
         "cost_limit": limit,
-        "bias": bias(float(true.mean()), limit) if np.isfinite(limit) else None,
+        "bias": bias(float(true.mean()), limit) if limited else None,
+        "violation_rate": violation_rate(true, limit) if limited else None,
     }
     cost_model: LearnedCost | None = None
     if (folder / "cost_model.safetensors").exists():
@@ -208,7 +211,8 @@ def evaluate(args: Args) -> None:
             result[f"{name}_difference"] = float(ours.mean() - theirs.mean())
             both = np.hypot(interval(ours), interval(theirs))  # of independent means
             result[f"{name}_difference_interval"] = float(both)
-    print_table(result)
+    print("\n".join(verdict(result)))
+    print_groups(result)
     if args.capture_video > 0:
         films = film(
             env_id,

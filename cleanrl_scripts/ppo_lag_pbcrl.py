@@ -31,6 +31,7 @@ from common.envs import (
 )
 from common.evaluation import Judge, evaluate  # PbCRL
 from common.run import Run
+from common.verdict import LabelWatch  # PbCRL
 from common.video import check_film
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
@@ -380,7 +381,7 @@ def update(
 # -- Method ----------------------------------------------------------------------------------------
 
 
-PRETRAINED = "balanced_accuracy", "pair_accuracy"
+PRETRAINED = "balanced_accuracy", "pair_accuracy", "step_auroc", "true_cost_at_limit"
 
 
 def make_oracle(args: Args, limit: float) -> Oracle:
@@ -489,6 +490,7 @@ def train(args: Args) -> Path:
         train_pairs.add_trajectories(train)
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
+        watch = LabelWatch()
 
         # -- Checkpoint ----------------------------------------------------------------------------
         def save() -> None:
@@ -511,6 +513,7 @@ def train(args: Args) -> Path:
             cost_model=cost_model,  # PbCRL
             trainer=trainer,  # PbCRL
             feedback=feedback,  # PbCRL
+            watch=watch,  # PbCRL
             progress=progress,
             rng=rng,
             noise=noise,
@@ -524,7 +527,8 @@ def train(args: Args) -> Path:
             found = progress.pretrained
             run.say(
                 f"   on {len(test)} test episodes: balanced accuracy "
-                f"{found['balanced_accuracy']:.3f}, pairs {found['pair_accuracy']:.3f}"
+                f"{found['balanced_accuracy']:.3f}, pairs {found['pair_accuracy']:.3f}, step AUROC "
+                f"{found['step_auroc']:.3f}"
             )
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
 
@@ -671,6 +675,9 @@ def train(args: Args) -> Path:
                 "explained_variance_c": explained_variance(values[1], target_c),
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
+            unsafe_rate = tuning.get("violation_rate")  # PbCRL
+            if warning := watch.update(unsafe_rate, mean_learned, learned_limit):  # PbCRL
+                run.warn(warning)  # PbCRL
             run.log(iteration * args.batch_size, metrics)
             check_weights(agent=agent, cost_model=cost_model)  # PbCRL
             if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:

@@ -678,7 +678,7 @@ def train(args: Args) -> Path:
                 checkpoint.save()
 
         # -- Evaluation ----------------------------------------------------------------------------
-        judge = Judge(count, limit, verdict=sums)  # RLSF
+        judge = Judge(count, limit, sums, lambda obs, _: logits(obs).numpy())  # RLSF
         summary = evaluate(run, agent, args, limit, episodes.ended, judge, test)  # RLSF
         summary["queries_used"] = oracle.queries_used  # RLSF
         run.finish({**summary, "multiplier": multiplier.value})

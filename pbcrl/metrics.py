@@ -1,29 +1,35 @@
 """How well a learned cost agrees with the true one, on trajectories that it was not trained on.
 
 First judgement, order and probability: is a trajectory judged as it is, are pairs ordered as they
-are, do the model's probabilities come true. Then the distributions of the costs, tails above all,
-no matter which trajectory got which cost. `epic.py` compares step costs as functions.
+are, do the model's probabilities come true; are the steps found that cost. Then what a policy would
+truly cost that meets the learned limit, and the distributions of the costs, tails above all, no
+matter which trajectory got which cost. `epic.py` compares step costs as functions.
 
-Inputs are (n,) arrays of trajectory costs, learned and true of the same n trajectories in the same
-order; all arithmetic is float64. A trajectory is safe if its true cost C <= d, and judged safe if
-its learned cost Ĉ <= the learned limit, 0 unless said otherwise. A measure that the input leaves
-undefined (no trajectory, one class only, no spread) is NaN, with one `RuntimeWarning`; costs that
-are NaN or infinite are refused. Does not depend on cost models.
+Inputs, but for `step_auroc`, are (n,) arrays of trajectory costs, learned and true of the same n
+trajectories in the same order; all arithmetic is float64. A trajectory is safe if its true cost
+C <= d, and judged safe if its learned cost Ĉ <= the learned limit, 0 unless said otherwise. A
+measure that the input leaves undefined (no trajectory, one class only, no spread) is NaN, with one
+`RuntimeWarning`; costs that are NaN or infinite are refused. Does not depend on cost models.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.trajectory import Trajectory
 
 Costs = NDArray[np.float64]
 
-_REPORT = (
+_NUMBERS = 4_000_000  # of observations that are scored at a time: 16 MB
+
+REPORT = (
     "accuracy",
     "balanced_accuracy",
     "base_rate",
@@ -34,8 +40,12 @@ _REPORT = (
     "violation_gap",
     "safety_calibration_error",
     "preference_calibration_error",
+    "true_cost_at_limit",
+    "true_cost_at_limit_interval",
     "w2_raw",
     "w2_scaled",
+    "w2_offset",
+    "w2_shape",
     "w2_zscored",
     "skewness_learned",
     "skewness_true",
@@ -44,6 +54,7 @@ _REPORT = (
     "tail_quantile_error_99",
     "cvar_error",
 )
+"""Names of what `cost_model_report` returns."""
 
 
 def cost_model_report(
@@ -70,7 +81,7 @@ def cost_model_report(
     _check_limits(cost_limit, learned_limit)
     if not len(true):
         nothing = undefined("the cost model report", "there is no trajectory")
-        return dict.fromkeys(_REPORT, nothing)
+        return dict.fromkeys(REPORT, nothing)
     args = (learned, true, cost_limit)
     values = (
         accuracy(*args, learned_limit=learned_limit),
@@ -83,8 +94,12 @@ def cost_model_report(
         violation_gap(*args, learned_limit=learned_limit),
         safety_calibration_error(*args, learned_limit=learned_limit),
         preference_calibration_error(learned, true),
+        true_cost_at_limit(learned, true, learned_limit=learned_limit),
+        true_cost_at_limit_interval(learned, true, learned_limit=learned_limit),
         wasserstein2(learned, true),
         w2_scaled(*args, learned_limit=learned_limit),
+        w2_offset(*args, learned_limit=learned_limit),
+        w2_shape(*args, learned_limit=learned_limit),
         w2_zscored(learned, true),
         skewness(learned),
         skewness(true),
@@ -93,7 +108,7 @@ def cost_model_report(
         tail_quantile_error(*args, learned_limit=learned_limit, quantile=0.99),
         cvar_error(*args, learned_limit=learned_limit),
     )
-    return dict(zip(_REPORT, values, strict=True))
+    return dict(zip(REPORT, values, strict=True))
 
 
 def accuracy(
@@ -150,10 +165,55 @@ def auroc(learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float) -> f
     safe = true <= cost_limit
     if safe.all() or not safe.any():
         return undefined("auroc", "it needs both safe and unsafe trajectories")
-    order = np.sort(learned[safe])
-    below = np.searchsorted(order, learned[~safe], side="left")
-    not_above = np.searchsorted(order, learned[~safe], side="right")
-    return float((below + not_above).mean() / (2 * len(order)))
+    return _share_above(learned[~safe], learned[safe])
+
+
+def step_auroc(
+    step_cost: Callable[[NDArray[Any], NDArray[Any]], ArrayLike], trajectories: Iterable[Trajectory]
+) -> float:
+    """`auroc` of steps: is the learned cost higher where the true step cost is above 0.
+
+    Over all steps of all trajectories together, in [0, 1]; equal learned costs count half, guessing
+    gives 0.5. A cost that tells safe from unsafe episodes without knowing which steps cost can be
+    lowered by a policy that is no safer.
+
+    Args:
+        step_cost: Learned cost (T,) of obs (T, *obs_shape) and actions (T, act_dim), such as
+            `CostModel.step_cost`. Called on parts of a trajectory if its observations are large.
+        trajectories: With true costs. One at a time is held, and 9 bytes of every step.
+
+    Returns:
+        The share; NaN, with a warning, unless some steps cost and others do not.
+
+    Raises:
+        MissingCostError: If a trajectory was recorded without costs.
+        NonFiniteError: If a learned cost is NaN or infinite.
+        ValueError: If `step_cost` does not return one cost per step.
+    """
+    scores: list[Costs] = []
+    costly: list[NDArray[np.bool_]] = []
+    for trajectory in trajectories:
+        if trajectory.costs is None:
+            raise MissingCostError(
+                "step_auroc needs the true cost of every step, but a trajectory has costs=None; "
+                "record an env that reports info['cost']"
+            )
+        rows = max(1, _NUMBERS // math.prod(trajectory.obs.shape[1:]))
+        for start in range(0, len(trajectory), rows):
+            part = slice(start, start + rows)
+            found = np.asarray(step_cost(trajectory.obs[part], trajectory.actions[part]))
+            if found.shape != trajectory.costs[part].shape:
+                raise ValueError(
+                    f"step_cost must return one cost per step, got shape {found.shape} for "
+                    f"{len(trajectory.costs[part])} steps; pass CostModel.step_cost"
+                )
+            scores.append(_check_costs("step_cost", found))
+        costly.append(trajectory.costs > 0)
+    learned = np.concatenate([np.empty(0), *scores])
+    costs = np.concatenate([np.empty(0, bool), *costly])
+    if costs.all() or not costs.any():
+        return undefined("step_auroc", "it needs both steps that cost and steps that do not")
+    return _share_above(learned[costs], learned[~costs])
 
 
 def pair_accuracy(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
@@ -268,6 +328,64 @@ def preference_calibration_error(
     return float(np.abs(gaps).sum() / (n * (n - 1)))
 
 
+def true_cost_at_limit(
+    learned_cost: ArrayLike, true_cost: ArrayLike, *, learned_limit: float = 0.0
+) -> float:
+    r"""E[C] of trajectories whose mean learned cost is the learned limit, in units of true cost.
+
+    What a policy would truly cost that meets the learned constraint exactly, as far as trajectories
+    of other policies tell. They are weighted so that their mean learned cost becomes the limit, by
+    the weights that differ least from equal ones, in the sense of relative entropy:
+
+    .. math:: w_i \propto \exp(-t Ĉ_i), \quad \sum_i w_i Ĉ_i = \text{learned limit}
+
+    The plain mean of C if the mean of Ĉ is at the limit already; exact if C is linear in Ĉ. The
+    further the mean has to be moved, the fewer trajectories the answer rests on:
+    `true_cost_at_limit_interval`.
+
+    Returns:
+        The weighted mean; NaN, with a warning, if all learned costs lie on one side of the limit.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    weights = _weights_at(learned, learned_limit)
+    if weights is None:
+        return undefined("true_cost_at_limit", "all learned costs lie on one side of the limit")
+    return float(weights @ true)
+
+
+def true_cost_at_limit_interval(
+    learned_cost: ArrayLike, true_cost: ArrayLike, *, learned_limit: float = 0.0
+) -> float:
+    r"""Half-width of the normal 95 % interval of `true_cost_at_limit`, in units of true cost.
+
+    .. math:: 1.96 \sqrt{\sum_i (w_i r_i / (1 - h_i))^2}
+
+    with r the residuals of the weighted regression of C on Ĉ, as what Ĉ explains has no error when
+    its mean is given, and h their leverages (HC3, MacKinnon and White 1985). Too short where only a
+    few trajectories have any weight. NaN, with a warning, where `true_cost_at_limit` is, or if one
+    of them decides alone.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    name = "true_cost_at_limit_interval"
+    weights = _weights_at(learned, learned_limit)
+    if weights is None:
+        return undefined(name, "all learned costs lie on one side of the limit")
+    excess, deviation = learned - learned_limit, true - weights @ true
+    spread = float(weights @ excess**2) or 1.0  # 0 only where each excess is 0 that has a weight
+    residual = deviation - (weights @ (excess * deviation)) / spread * excess
+    free = 1 - weights * (1 + excess**2 / spread)
+    if free.min() < 1e-9:
+        return undefined(name, "too few learned costs are near the limit")
+    return float(1.96 * np.sqrt(np.sum((weights * residual / free) ** 2)))
+
+
+def violation_rate(true_cost: ArrayLike, cost_limit: float) -> float:
+    """Share of trajectories that are unsafe, in [0, 1]; E[C] <= d does not bound it."""
+    true = _check_costs("true_cost", true_cost)
+    _check_limits(cost_limit, 0.0)
+    return _mean("violation_rate", true > cost_limit)
+
+
 def wasserstein2(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
     """2-Wasserstein distance of the two cost distributions as they are, in units of cost, >= 0.
 
@@ -286,13 +404,45 @@ def w2_scaled(
     """`wasserstein2` after removing the learned cost's arbitrary scale, in units of true cost.
 
     The learned cost becomes d + (sd(C) / sd(Ĉ)) (Ĉ - learned_limit): "the learned limit means d" is
-    kept, so a misplaced limit still shows. NaN, with a warning, if the learned costs are all equal.
+    kept, so a misplaced limit still shows: its square is `w2_offset`² + `w2_shape`². NaN, with a
+    warning, if the learned costs are all equal.
     """
     learned, true = _check_both(learned_cost, true_cost)
     _check_limits(cost_limit, learned_limit)
     if not _has_spread(learned):
         return undefined("w2_scaled", "the learned costs have no spread")
     return wasserstein2(_match_scale(learned, true, cost_limit, learned_limit), true)
+
+
+def w2_offset(
+    learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float, *, learned_limit: float = 0.0
+) -> float:
+    """Mean of the learned minus that of the true cost, on the scale of `w2_scaled`.
+
+    How far off the learned limit is, in units of true cost: < 0 underestimates, so that a policy at
+    the learned limit costs more than d. NaN, with a warning, where `w2_scaled` is.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
+    if not _has_spread(learned):
+        return undefined("w2_offset", "the learned costs have no spread")
+    return float(_match_scale(learned, true, cost_limit, learned_limit).mean() - true.mean())
+
+
+def w2_shape(
+    learned_cost: ArrayLike, true_cost: ArrayLike, cost_limit: float, *, learned_limit: float = 0.0
+) -> float:
+    """`wasserstein2` of both costs about their means, on the scale of `w2_scaled`, >= 0.
+
+    `w2_zscored` times the standard deviation of the true cost, so in its units; it depends on no
+    limit. NaN, with a warning, where `w2_scaled` is.
+    """
+    learned, true = _check_both(learned_cost, true_cost)
+    _check_limits(cost_limit, learned_limit)
+    if not _has_spread(learned):
+        return undefined("w2_shape", "the learned costs have no spread")
+    scaled = _match_scale(learned, true, cost_limit, learned_limit)
+    return wasserstein2(scaled - scaled.mean(), true - true.mean())
 
 
 def w2_zscored(learned_cost: ArrayLike, true_cost: ArrayLike) -> float:
@@ -399,6 +549,44 @@ def _judge(
 
 def _mean(name: str, values: NDArray[np.bool_] | Costs) -> float:
     return float(values.mean()) if len(values) else undefined(name, "there is no trajectory")
+
+
+def _share_above(costs: Costs, others: Costs) -> float:
+    """Share of all pairs of a cost and another in which it is the higher one; ties count half."""
+    others = np.sort(others)
+    below = np.searchsorted(others, costs, side="left")
+    not_above = np.searchsorted(others, costs, side="right")
+    return float((below + not_above).mean() / (2 * len(others)))
+
+
+def _weights_at(learned: Costs, limit: float) -> Costs | None:
+    """Weights ∝ exp(-t Ĉ), (n,), with which the mean of Ĉ is the limit; None if there are none."""
+    _check_limits(0.0, limit)
+    excess = learned - limit
+    if not len(excess) or excess.min() > 0 or excess.max() < 0:
+        return None
+    # Rounded, so that t stays finite where a cost differs from the limit by rounding only.
+    excess = np.round(excess / max(float(np.abs(excess).max()), 1e-300), 12)
+    if excess.min() == 0 or excess.max() == 0:  # at the edge: t is infinite
+        return _normalised((excess == 0).astype(np.float64))
+
+    def weights(t: float) -> Costs:
+        logits = -t * excess
+        return _normalised(np.exp(logits - logits.max()))
+
+    bound = 1.0
+    while weights(bound) @ excess > 0 or weights(-bound) @ excess < 0:
+        bound *= 2
+    low, high = -bound, bound
+    for _ in range(100):  # the mean falls as t rises; t is then exact to 1e-15 or better
+        middle = (low + high) / 2
+        low, high = (middle, high) if weights(middle) @ excess > 0 else (low, middle)
+    return weights((low + high) / 2)
+
+
+def _normalised(weights: Costs) -> Costs:
+    shares: Costs = weights / weights.sum()
+    return shares
 
 
 def _gaps(probability: Costs, outcome: Costs, num_bins: int) -> Costs:

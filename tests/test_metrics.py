@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from pbcrl import errors, metrics
+from pbcrl import Trajectory, errors, metrics
 
 law = settings(derandomize=True, deadline=None, max_examples=50)
 # Rounded, so that ties occur and scaling cannot underflow.
@@ -115,6 +115,60 @@ def test_auroc_ignores_where_the_learned_limit_lies():
     assert shifted == metrics.auroc(LEARNED, TRUE, 20)
 
 
+# -- Steps -------------------------------------------------------------------------------------
+
+
+def steps(learned: list[float], true: list[float]) -> Trajectory:
+    """An episode whose only observation is the learned cost of the step."""
+    return Trajectory(np.array(learned)[:, None], np.zeros((len(true), 1)), np.array(true))
+
+
+def observed(obs: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return obs[:, 0]
+
+
+def test_of_the_six_pairs_of_a_costly_and_a_free_step_four_and_a_half_are_ordered_rightly():
+    """Costly steps have 1 and 3, free ones 0, 1 and 2: 1 is above 0 and level with 1."""
+    episodes = [steps([1.0, 0.0], [0.5, 0.0]), steps([3.0, 1.0, 2.0], [2.0, 0.0, 0.0])]
+    assert metrics.step_auroc(observed, episodes) == pytest.approx(4.5 / 6)
+
+
+def test_a_cost_that_knows_the_episode_and_not_the_step_finds_no_step():
+    """Unsafe episodes score higher at every step; each has as many costly steps as free ones."""
+    episodes = [steps([1.0, 1.0], [1.0, 0.0]), steps([0.0, 0.0], [1.0, 0.0])]
+    assert metrics.step_auroc(observed, episodes) == 0.5
+    assert metrics.auroc([2.0, 0.0], [30.0, 10.0], 20) == 1
+
+
+def test_steps_of_large_observations_are_scored_in_parts(monkeypatch):
+    sizes = []
+
+    def counted(obs, actions):
+        assert len(obs) == len(actions)
+        sizes.append(len(obs))
+        return obs[:, 0]
+
+    episode = Trajectory(np.arange(12.0).reshape(6, 2), np.zeros((6, 1)), np.arange(6) > 3)
+    monkeypatch.setattr(metrics, "_NUMBERS", 8)
+    assert metrics.step_auroc(counted, [episode]) == 1
+    assert sizes == [4, 2]
+
+
+def test_steps_without_a_true_cost_or_with_a_cost_of_another_shape_are_refused():
+    without = Trajectory(np.zeros((3, 1)), np.zeros((3, 1)))
+    with pytest.raises(errors.MissingCostError, match=r"step_auroc needs .* has costs=None"):
+        metrics.step_auroc(observed, [without])
+    with pytest.raises(
+        ValueError, match=r"one cost per step, got shape \(2, 1\) for 2 steps; pass"
+    ):
+        metrics.step_auroc(lambda obs, _: obs, [steps([0.0, 1.0], [0.0, 1.0])])
+    with pytest.raises(errors.NonFiniteError, match="step_cost must be finite, got 1 NaN"):
+        metrics.step_auroc(lambda obs, _: obs[:, 0] * np.nan, [steps([0.0], [1.0])])
+
+
+# -- Ranks -------------------------------------------------------------------------------------
+
+
 def test_rank_differences_0_2_0_1_and_3_correlate_with_three_tenths():
     """1 - 6 Σ d² / (n (n² - 1)) = 1 - 6 · 14 / 120."""
     assert metrics.spearman(LEARNED, TRUE) == pytest.approx(0.3)
@@ -206,6 +260,74 @@ def test_labels_drawn_from_the_model_s_own_probabilities_are_calibrated():
     assert metrics.safety_calibration_error(3 * learned, 1.0 - safe, 0.5) > 0.1
 
 
+# -- At the learned limit ----------------------------------------------------------------------
+
+
+def test_where_the_mean_is_at_the_limit_already_the_true_cost_is_the_plain_mean():
+    assert metrics.true_cost_at_limit([-1.0, 3.0, -2.0], [0.0, 5.0, 40.0]) == pytest.approx(15)
+
+
+def test_two_learned_costs_are_weighted_by_the_limit_alone():
+    """Mean 0.5 of -1 and 1 takes a quarter and three quarters: (10 + 3 · 30) / 4."""
+    found = metrics.true_cost_at_limit([-1.0, 1.0], [10.0, 30.0], learned_limit=0.5)
+    assert found == pytest.approx(25)
+
+
+def test_three_learned_costs_are_weighted_by_a_cube_root():
+    """Weights u⁻¹, 1, u² of -1, 0, 2 with u = exp(-t): the mean is 0 where 2 u³ = 1."""
+    u = 0.5 ** (1 / 3)
+    expected = (10 / u + 20 + 90 * u**2) / (1 / u + 1 + u**2)
+    found = metrics.true_cost_at_limit([-1.0, 0.0, 2.0], [10.0, 20.0, 90.0])
+    assert found == pytest.approx(expected)
+
+
+@law
+@given(st.lists(costs, min_size=2, max_size=12), st.floats(0, 1), costs, costs)
+def test_a_true_cost_that_is_linear_in_the_learned_one_is_exact(learned, share, slope, offset):
+    limit = min(learned) + share * (max(learned) - min(learned))
+    true = offset + slope * np.array(learned)
+    found = metrics.true_cost_at_limit(learned, true, learned_limit=limit)
+    assert found == pytest.approx(offset + slope * limit, abs=1e-6)
+
+
+def test_a_learned_cost_that_is_the_logarithm_of_the_true_one_lets_the_policy_cost_more():
+    """Ĉ = ln(C / d), normal: at E[Ĉ] = 0 the geometric mean is d, and E[C] is d exp(σ² / 2)."""
+    learned = 0.5 * stats.norm.ppf((np.arange(20_000) + 0.5) / 20_000) + 0.3
+    found = metrics.true_cost_at_limit(learned, 20 * np.exp(learned))
+    assert found == pytest.approx(20 * np.exp(0.125), rel=2e-3)
+
+
+def test_at_the_lowest_learned_cost_only_what_has_it_counts():
+    found = metrics.true_cost_at_limit([0.0, 0.0, 1.0], [10.0, 20.0, 90.0])
+    assert found == 15
+
+
+def test_the_true_cost_at_the_limit_ignores_the_scale_of_the_learned_one():
+    found = [metrics.true_cost_at_limit(scale * np.array(LEARNED), TRUE) for scale in (1, 1e9)]
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_what_the_learned_cost_explains_adds_nothing_to_the_interval():
+    """Residuals 1, -2, 1 of the line 10 + 3 Ĉ, a third each, over 1 - leverage = 1/6, 2/3, 1/6."""
+    found = metrics.true_cost_at_limit_interval([-1.0, 0.0, 1.0], [8.0, 8.0, 14.0])
+    assert found == pytest.approx(1.96 * math.sqrt(2**2 + 1**2 + 2**2))
+
+
+def test_the_interval_holds_the_answer_19_times_in_20():
+    """Ĉ normal with mean 0.5, C = 20 + 5 Ĉ + noise: at the limit 0 it is 20."""
+    rng, inside = np.random.default_rng(0), 0
+    for _ in range(400):
+        learned = rng.normal(0.5, 1.0, 100)
+        true = 20 + 5 * learned + rng.normal(0, 10, 100)
+        half = metrics.true_cost_at_limit_interval(learned, true)
+        inside += abs(metrics.true_cost_at_limit(learned, true) - 20) <= half
+    assert 0.9 < inside / 400 < 0.98
+
+
+def test_two_of_five_trajectories_are_above_the_limit():
+    assert metrics.violation_rate(TRUE, 20) == pytest.approx(2 / 5)
+
+
 # -- Distributions -----------------------------------------------------------------------------
 
 
@@ -240,6 +362,37 @@ def test_a_limit_learned_too_high_shows_in_the_scaled_w2_and_not_in_the_z_scored
     learned = (np.array(TRUE) - 26) / 2
     assert metrics.w2_scaled(learned, TRUE, 20) == pytest.approx(6)
     assert metrics.w2_zscored(learned, TRUE) == pytest.approx(0)
+
+
+@law
+@given(cost_pairs.filter(lambda rows: len({learned for learned, _ in rows}) > 1), costs)
+def test_the_square_of_the_scaled_w2_is_that_of_its_offset_plus_that_of_its_shape(rows, limit):
+    learned, true = split(rows)
+    whole = metrics.w2_scaled(learned, true, 20, learned_limit=limit)
+    offset = metrics.w2_offset(learned, true, 20, learned_limit=limit)
+    shape = metrics.w2_shape(learned, true, 20, learned_limit=limit)
+    assert offset**2 + shape**2 == pytest.approx(whole**2, abs=1e-9)
+
+
+def test_a_limit_learned_too_high_is_all_offset_and_a_skewed_shape_is_none():
+    """Zero at 26 instead of 20: learned costs are 6 too low. (0, 0, 3) has its mean at 1.
+
+    About the means, (-1, -1, 2) and (-2, 1, 1) differ by 1, -2 and 1.
+    """
+    learned = (np.array(TRUE) - 26) / 2
+    assert metrics.w2_offset(learned, TRUE, 20) == pytest.approx(-6)
+    assert metrics.w2_shape(learned, TRUE, 20) == pytest.approx(0, abs=1e-6)
+    skewed = [0.0, 0.0, 3.0], [0.0, 3.0, 3.0]
+    assert metrics.w2_offset(*skewed, 2, learned_limit=1) == pytest.approx(0)
+    assert metrics.w2_shape(*skewed, 2, learned_limit=1) == pytest.approx(math.sqrt(6 / 3))
+
+
+@law
+@given(cost_pairs.filter(lambda rows: min(len(set(costs)) for costs in split(rows)) > 1))
+def test_the_shape_is_the_z_scored_distance_in_units_of_true_cost(rows):
+    learned, true = split(rows)
+    expected = true.std() * metrics.w2_zscored(learned, true)
+    assert metrics.w2_shape(learned, true, 20) == pytest.approx(expected, abs=1e-6)
 
 
 def test_opposite_two_point_shapes_are_z_scored_apart():
@@ -313,6 +466,7 @@ def test_a_learned_cost_that_is_the_true_excess_in_other_units_is_perfect_by_eve
     # Probabilities are those of the units: nearer to the limit they are less sure.
     assert 0 < report.pop("safety_calibration_error") < 0.5
     assert 0 < report.pop("preference_calibration_error") < 0.5
+    assert report.pop("true_cost_at_limit_interval") == pytest.approx(0, abs=1e-9)
     assert report == pytest.approx(
         {
             "accuracy": 1,
@@ -322,7 +476,10 @@ def test_a_learned_cost_that_is_the_true_excess_in_other_units_is_perfect_by_eve
             "spearman": 1,
             "type_ii_rate": 0,
             "violation_gap": 0,
+            "true_cost_at_limit": 20,
             "w2_scaled": 0,
+            "w2_offset": 0,
+            "w2_shape": 0,
             "w2_zscored": 0,
             "tail_quantile_error_90": 0,
             "tail_quantile_error": 0,
@@ -342,7 +499,7 @@ def test_the_report_holds_each_measure_under_its_own_name():
         "safety_calibration_error",
     ):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE, 20, learned_limit=0.5)
-    for name in ("w2_scaled", "tail_quantile_error", "cvar_error"):
+    for name in ("w2_scaled", "w2_offset", "w2_shape", "tail_quantile_error", "cvar_error"):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE, 20, learned_limit=0.5)
     for percent in (90, 99):
         assert report[f"tail_quantile_error_{percent}"] == metrics.tail_quantile_error(
@@ -352,6 +509,8 @@ def test_the_report_holds_each_measure_under_its_own_name():
     assert report["auroc"] == metrics.auroc(LEARNED, TRUE, 20)
     for name in ("pair_accuracy", "spearman", "preference_calibration_error"):
         assert report[name] == getattr(metrics, name)(LEARNED, TRUE)
+    for name in ("true_cost_at_limit", "true_cost_at_limit_interval"):
+        assert report[name] == getattr(metrics, name)(LEARNED, TRUE, learned_limit=0.5)
     assert report["w2_raw"] == metrics.wasserstein2(LEARNED, TRUE)
     assert report["w2_zscored"] == metrics.w2_zscored(LEARNED, TRUE)
     assert report["skewness_learned"] == metrics.skewness(LEARNED)
@@ -386,8 +545,10 @@ def test_a_report_on_a_constant_learned_cost_keeps_what_is_defined():
         "tail_quantile_error_99",
         "cvar_error",
     }
-    assert undefined == {"spearman", "w2_scaled", "w2_zscored", "skewness_learned", *tails}
-    assert len(caught) == 8
+    parts = {"w2_scaled", "w2_offset", "w2_shape", "w2_zscored"}
+    at_limit = {"true_cost_at_limit", "true_cost_at_limit_interval"}
+    assert undefined == {"spearman", "skewness_learned", *parts, *at_limit, *tails}
+    assert len(caught) == len(undefined)
 
 
 # -- Degenerate and wrong input ----------------------------------------------------------------
@@ -403,6 +564,14 @@ def test_a_report_on_a_constant_learned_cost_keeps_what_is_defined():
         (lambda: metrics.type_ii_rate([1.0], [1.0], 20), "no trajectory is unsafe"),
         (lambda: metrics.auroc([1.0], [1.0], 20), "auroc .* both safe and unsafe"),
         (lambda: metrics.pair_accuracy([1.0, 2.0], [5.0, 5.0]), "no two trajectories differ"),
+        (lambda: metrics.step_auroc(observed, []), "both steps that cost and steps that do not"),
+        (lambda: metrics.violation_rate([], 20), "violation_rate is undefined"),
+        (lambda: metrics.true_cost_at_limit([], []), "true_cost_at_limit is .* on one side"),
+        (lambda: metrics.true_cost_at_limit([1.0, 2.0], [3.0, 4.0]), "lie on one side of the"),
+        (lambda: metrics.true_cost_at_limit_interval([-1.0], [3.0]), "lie on one side of the"),
+        (lambda: metrics.true_cost_at_limit_interval([-1.0, 1.0], [3.0, 4.0]), "too few learned"),
+        (lambda: metrics.w2_offset([1.0, 1.0], [1.0, 2.0], 20), "w2_offset .* no spread"),
+        (lambda: metrics.w2_shape([1.0, 1.0], [1.0, 2.0], 20), "w2_shape .* no spread"),
         (lambda: metrics.spearman([1.0, 2.0], [5.0, 5.0]), "spearman is .* no spread"),
         (lambda: metrics.expected_calibration_error([0.5], [math.nan]), "there is no outcome"),
         (lambda: metrics.safety_calibration_error([], [], 20), "there is no trajectory"),

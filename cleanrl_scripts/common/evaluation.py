@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,9 +15,17 @@ from tqdm import tqdm
 
 from common.envs import action_bounds, horizon_of, make_envs, require_cost
 from common.run import Run
+from common.verdict import interval
 from common.video import film
 from pbcrl import LearnedCost, Trajectory
-from pbcrl.metrics import bias, cost_model_report
+from pbcrl.metrics import (
+    bias,
+    cost_model_report,
+    step_auroc,
+    true_cost_at_limit,
+    true_cost_at_limit_interval,
+    violation_rate,
+)
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 from pbcrl.storage import write_atomically
 
@@ -38,23 +48,52 @@ class Judge:
     """Highest of them that is judged safe."""
     verdict: Callable[[Sequence[Trajectory]], np.ndarray] | None = None
     """What is judged safe if at most 0, (E,), where that is not the cost minus the limit."""
+    step_cost: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    """Learned costs (T,) of obs (T, *obs_shape) and actions (T, act_dim)."""
     cost_model: LearnedCost | None = None
     """For the cost of single steps, under films."""
 
     @classmethod
     def of(cls, cost_model: LearnedCost) -> Judge:
         """A cost model as it is now."""
-        return cls(cost_model.score, cost_model.learned_limit, cost_model=cost_model)
+        return cls(
+            cost_model.score,
+            cost_model.learned_limit,
+            step_cost=cost_model.step_cost,
+            cost_model=cost_model,
+        )
 
     def report(self, episodes: Sequence[Trajectory], limit: float) -> dict[str, float]:
-        """Compare learned with true episode costs; the learner never sees these numbers."""
-        true = np.array([episode.true_cost for episode in episodes])
+        """Compare learned with true costs; the learner never sees these numbers.
+
+        What the episodes leave undefined is NaN.
+        """
+        true = true_costs(episodes)
         learned = self.score(episodes)
-        found = cost_model_report(learned, true, limit, learned_limit=self.learned_limit)
-        if self.verdict is not None:
-            judged = cost_model_report(self.verdict(episodes), true, limit)
-            found |= {k: judged[k] for k in ("accuracy", "balanced_accuracy", "pair_accuracy")}
-        return found
+        with _undefined_is_nan():
+            found = cost_model_report(learned, true, limit, learned_limit=self.learned_limit)
+            if self.verdict is not None:
+                judged = cost_model_report(self.verdict(episodes), true, limit)
+                found |= {k: judged[k] for k in ("accuracy", "balanced_accuracy", "pair_accuracy")}
+        return found | {"step_auroc": self.step_auroc(episodes)}
+
+    def step_auroc(self, episodes: Sequence[Trajectory]) -> float:
+        """`pbcrl.metrics.step_auroc`; NaN without step costs."""
+        with _undefined_is_nan():
+            return np.nan if self.step_cost is None else step_auroc(self.step_cost, episodes)
+
+
+@contextmanager
+def _undefined_is_nan() -> Iterator[None]:
+    """A summary has `null` for what is undefined, and the verdict says what matters of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is undefined", RuntimeWarning)
+        yield
+
+
+def true_costs(episodes: Sequence[Trajectory]) -> np.ndarray:
+    """Their true costs, (E,)."""
+    return np.array([episode.true_cost for episode in episodes])
 
 
 def play(
@@ -140,23 +179,42 @@ def evaluate(
                 folder=folder,
                 cost_model=None if judge is None else judge.cost_model,
             )
-    true_cost = float(np.mean([episode.true_cost for episode in episodes]))
+    true, noisy_true = true_costs(episodes), true_costs(noisy)
+    limited = np.isfinite(limit)
     last_tenth = ended[-max(1, len(ended) // 10) :]
     summary: dict[str, Any] = {
+        "eval_episodes": len(episodes),
         "return": float(returns.mean()),
-        "true_cost": true_cost,
+        "return_interval": interval(returns),
+        "true_cost": float(true.mean()),
+        "true_cost_interval": interval(true),
         "cost_limit": limit,
-        "bias": bias(true_cost, limit) if np.isfinite(limit) else None,
+        "bias": bias(float(true.mean()), limit) if limited else None,
+        "violation_rate": violation_rate(true, limit) if limited else None,
         "return_stochastic": float(noisy_returns.mean()),
-        "true_cost_stochastic": float(np.mean([episode.true_cost for episode in noisy])),
+        "return_stochastic_interval": interval(noisy_returns),
+        "true_cost_stochastic": float(noisy_true.mean()),
+        "true_cost_stochastic_interval": interval(noisy_true),
+        "bias_stochastic": bias(float(noisy_true.mean()), limit) if limited else None,
+        "violation_rate_stochastic": violation_rate(noisy_true, limit) if limited else None,
         "return_last_tenth": float(last_tenth[:, 0].mean()) if len(ended) else None,
         "true_cost_last_tenth": float(last_tenth[:, 1].mean()) if len(ended) else None,
     }
     if judge is not None:
-        compared = test or [*episodes, *noisy]
+        played = [*episodes, *noisy]
+        learned = judge.score(played)
+        costs = learned, np.concatenate([true, noisy_true])
+        with _undefined_is_nan():
+            at_limit = true_cost_at_limit(*costs, learned_limit=judge.learned_limit)
+            half = true_cost_at_limit_interval(*costs, learned_limit=judge.learned_limit)
+        compared = test or played
         summary |= {
-            "learned_cost": float(judge.score(episodes).mean()),
+            "learned_cost": float(learned[: len(episodes)].mean()),
+            "learned_cost_stochastic": float(learned[len(episodes) :].mean()),
             "learned_limit": judge.learned_limit,
+            "true_cost_at_limit_evaluation": at_limit,
+            "true_cost_at_limit_evaluation_interval": half,
+            "step_auroc_evaluation": judge.step_auroc(played),
             **judge.report(compared, limit),
             "test_episodes": len(compared),
         }
@@ -169,8 +227,3 @@ def save_costs(folder: Path, episodes: Sequence[Trajectory], learned: np.ndarray
     rows = [f"{e.true_cost:.9g},{cost:.9g}\n" for e, cost in zip(episodes, learned, strict=True)]
     text = "true_cost,learned_cost\n" + "".join(rows)
     write_atomically(folder / "test_costs.csv", text.encode())
-
-
-def interval(values: np.ndarray) -> float:
-    """Half-width of the normal 95 % interval of the mean."""
-    return float(1.96 * values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else np.nan

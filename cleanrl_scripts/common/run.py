@@ -29,7 +29,9 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import pbcrl
+from common.verdict import limit_verdicts, plus_minus, verdict
 from pbcrl.errors import PbcrlError, StorageError
+from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
@@ -248,12 +250,13 @@ class Run:
         self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`, print it as a table, and say what one may do next."""
+        """Write `summary.json`, say what it means, print it, and say what one may do next."""
         self.close_bar()
         train_seconds = self.stage_seconds["train"]
         steps = self._args.num_iterations * self._args.batch_size
         summary = {
             **summary,
+            "verdict": verdict(summary),
             "env_steps": steps,
             "wall_seconds": self.wall_seconds,
             "stage_seconds": self.stage_seconds,
@@ -261,8 +264,16 @@ class Run:
             "warnings": self._warnings,
         }
         write_atomically(self.folder / "summary.json", _json(_plain(summary)))
+        for key, value in summary.items():
+            if _finite(value):
+                self._board.add_scalar(f"evaluation/{key}", value, steps)
+        self.say("== verdict")
+        for line in summary["verdict"]:
+            self.say(f"   {line}")
         self.say(f"== summary ({self.folder / 'summary.json'})")
-        print_table(summary)
+        print_groups(summary)
+        for line in limit_verdicts(summary):
+            self.say(line)
         evaluate = Path(self._script).with_name("evaluate.py")
         self.say(f"play it again: python {_shown_path(evaluate)} {shlex.quote(str(self.folder))}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
@@ -289,11 +300,37 @@ class Run:
         self.say(f"go on with: {command}")
 
 
-def print_table(values: Mapping[str, Any]) -> None:
-    """Print one line per entry; what is undefined is a dash."""
+def print_groups(values: Mapping[str, Any]) -> None:
+    """Print numbers under headings, with their intervals; what is undefined is left out."""
     width = max(map(len, values)) + 2
+    groups: dict[str, list[str]] = {heading: [] for heading in _GROUPS}
     for key, value in values.items():
-        print(f"   {key:<{width}}{_shown(value)}")
+        nothing = value is None or value == [] or value != value  # NaN
+        if nothing or key == "verdict" or key.endswith("_interval"):
+            continue
+        half = values.get(f"{key}_interval")
+        shown = _shown(value) if half is None else plus_minus(value, half)
+        groups[_heading(key)].append(f"   {key:<{width}}{shown}")
+    for heading, lines in groups.items():
+        if "test_episodes" not in values:
+            heading = heading.replace("test", "these")
+        if lines:
+            print(f"-- {heading}", *lines, sep="\n")
+
+
+_GROUPS = "policy", "learned cost", "cost model on test episodes", "run"
+_OF_POLICY = "return", "true_cost", "cost_limit", "bias", "violation_rate", "upstream", "multiplier"
+_OF_EVALUATION = "env_id", "episodes", "policy", "eval_episodes"
+_OF_LEARNED_COST = "learned_", "dead_zone", "queries_", "compared_"
+
+
+def _heading(key: str) -> str:
+    policy, learned, tested, run = _GROUPS
+    if key.endswith("_evaluation") or key.startswith(_OF_LEARNED_COST):
+        return learned
+    if key in (*REPORT, "step_auroc", "test_episodes") or key.startswith("pretrained_"):
+        return tested
+    return policy if key.startswith(_OF_POLICY) or key in _OF_EVALUATION else run
 
 
 def open_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:

@@ -1,0 +1,161 @@
+"""What the numbers of a run mean, in words: a warning while it trains, a verdict at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_ROUNDS = 5  # by chance, all of them have a majority of unsafe labels once in 32 times
+_FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
+
+
+class LabelWatch:
+    """Notices that labels say the constraint is broken while the learned cost says that it holds.
+
+    Labels tell P(C > d), and the constraint is E[C] <= d: neither decides the other. But if more
+    than half of the episodes are unsafe, the median of C is above d, and so is its mean where the
+    long tail is to the right, as it is with accidents. So this warns if in each of the last five
+    labelling rounds more than half of the labels were unsafe, and the mean learned cost after these
+    rounds was within its limit on average. Violations that are rarer, and larger, go unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._rounds: list[tuple[float, float]] = []
+
+    def update(
+        self, unsafe_rate: float | None, learned_cost: float | None, learned_limit: float
+    ) -> str | None:
+        """Take note of an iteration, and return a warning if there is reason for one.
+
+        Args:
+            unsafe_rate: Share labelled unsafe in this iteration's labelling round; None or NaN if
+                there was none.
+            learned_cost: Mean of the iteration's episodes; None if none ended.
+            learned_limit: What it is held to.
+        """
+        if unsafe_rate is None or math.isnan(unsafe_rate) or learned_cost is None:
+            return None
+        self._rounds = [*self._rounds, (unsafe_rate, learned_cost - learned_limit)][-_ROUNDS:]
+        rates, excess = zip(*self._rounds, strict=True)
+        if len(rates) < _ROUNDS or min(rates) <= 0.5 or np.mean(excess) > 0:
+            return None
+        return (
+            "labels say that the constraint is broken, the learned cost says that it holds: in "
+            f"each of {_ROUNDS} labelling rounds more than half of the labels were unsafe, while "
+            "the mean learned cost was within its limit; ask more --online-queries"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last rounds."""
+        return {"rounds": [list(one) for one in self._rounds]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._rounds = [(rate, excess) for rate, excess in state["rounds"]]
+
+
+def limit_verdict(
+    true_costs: Mapping[str, Any], *, suffix: str = "", policy: str, episodes: int
+) -> str:
+    """Say whether a policy meets its limit, and whether the episodes are enough to tell.
+
+    Args:
+        true_costs: Has `true_cost`, `true_cost_interval` and `violation_rate`, and `cost_limit`.
+        suffix: Of the first of these keys, for another policy.
+        policy: Its name.
+        episodes: That were played.
+    """
+    cost, limit = true_costs[f"true_cost{suffix}"], true_costs["cost_limit"]
+    half = true_costs[f"true_cost{suffix}_interval"]
+    shown = f"true cost {plus_minus(cost, half)}"
+    who = f"{policy} policy, {episodes} episodes"
+    if not math.isfinite(limit):
+        return f"no limit: {shown} ({who})"
+    rate = true_costs[f"violation_rate{suffix}"]
+    if rate > 0:
+        who += f", {rate:.0%} of them above it"
+    else:  # an interval of 0 must not pass for certainty
+        who += f", none above it: at most {1 - 0.05 ** (1 / episodes):.1%} are, at 95 %"
+    met, sign = ("met", "<=") if cost <= limit else ("violated", ">")
+    noise = "" if half == 0 or abs(cost - limit) >= half else ", within the noise"
+    return f"limit {met}{noise}: {shown} {sign} {limit:g} ({who})"
+
+
+def limit_verdicts(found: Mapping[str, Any]) -> list[str]:
+    """`limit_verdict` of each policy in a summary, or of the one that evaluate.py has played."""
+    if "policy" in found:
+        return [limit_verdict(found, policy=found["policy"], episodes=found["episodes"])]
+    return [
+        limit_verdict(found, suffix=suffix, policy=policy, episodes=found["eval_episodes"])
+        for suffix, policy in [("_stochastic", "stochastic"), ("", "deterministic")]
+    ]
+
+
+def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
+    """Say what a learned cost is worth; nothing if there is none."""
+    if "learned_cost" not in found:
+        return []
+    said = []
+    suffix = "_stochastic" if "learned_cost_stochastic" in found else ""
+    learned, learned_limit = found[f"learned_cost{suffix}"], found["learned_limit"]
+    if found[f"true_cost{suffix}"] > found["cost_limit"]:
+        said.append(
+            f"the learned cost says that the limit holds: {learned:.3g} <= {learned_limit:g}"
+            if learned <= learned_limit
+            else f"the learned cost is above its limit, too: {learned:.3g} > {learned_limit:g}; "
+            "train longer, or raise --multiplier-lr"
+        )
+    number = found.get("test_episodes", found.get("episodes"))
+    episodes = f"{number} test episodes" if "test_episodes" in found else f"these {number} episodes"
+    accuracy, base_rate = found["balanced_accuracy"], found["base_rate"]
+    if math.isnan(accuracy):
+        said.append(f"the cost model cannot be judged: {episodes} are on one side of the limit")
+    else:
+        # Of a coin, on as many safe and unsafe episodes as there are.
+        half = 0.49 / math.sqrt(number * base_rate * (1 - base_rate))
+        shown = f"balanced accuracy {accuracy:.2f} on {episodes}"
+        more = "more episodes or queries"
+        if accuracy <= 0.5 + half < found["auroc"] - 0.1:
+            said.append(
+                f"the cost model orders episodes, but its limit is misplaced: {shown}, and AUROC "
+                f"{found['auroc']:.2f}"
+            )
+        elif accuracy <= 0.5:
+            said.append(f"the cost model is no better than guessing: {shown}; {more}")
+        elif accuracy <= 0.5 + half:
+            said.append(
+                f"the cost model may be no better than guessing: {shown}, where guessing "
+                f"gives {plus_minus(0.5, half)}; {more}"
+            )
+        else:
+            said.append(f"the cost model tells safe from unsafe: {shown}")
+    if found["step_auroc"] < _FEW_STEPS_FOUND:  # not if NaN
+        said.append(
+            f"the cost model hardly knows which steps cost: step AUROC {found['step_auroc']:.2f}, "
+            "guessing gives 0.5"
+        )
+    return said
+
+
+def verdict(found: Mapping[str, Any]) -> list[str]:
+    """Say in words what a summary means: the policy, then the learned cost."""
+    return [*limit_verdicts(found), *cost_model_verdicts(found)]
+
+
+def plus_minus(mean: float, half: float) -> str:
+    """A mean and the half-width of its interval, to two digits of that: 18.9 +- 4.2."""
+    if not math.isfinite(half):
+        return f"{mean:.4g}"
+    if half == 0:
+        return f"{mean:.4g} +- 0"
+    digits = max(0, 1 - math.floor(math.log10(half)))
+    return f"{mean:,.{digits}f} +- {half:,.{digits}f}"
+
+
+def interval(values: np.ndarray | Sequence[float]) -> float:
+    """Half-width of the normal 95 % interval of the mean; NaN of fewer than two values."""
+    sample = np.asarray(values, dtype=np.float64)
+    return float(1.96 * sample.std(ddof=1) / np.sqrt(len(sample))) if len(sample) > 1 else np.nan

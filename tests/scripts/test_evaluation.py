@@ -1,0 +1,376 @@
+"""What a run says of its policy and of its learned cost: numbers, and their meaning in words."""
+
+import json
+import math
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pbcrl import CostModel, Trajectory, metrics
+from pbcrl_envs.toy import PointHazardsEnv
+
+from .paper import SCRIPTS, load
+
+evaluation, run_module, verdicts = (load(f"common.{n}") for n in ("evaluation", "run", "verdict"))
+
+TOY = "PointHazards-v0"
+
+
+@pytest.fixture(scope="module")
+def cost_model() -> CostModel:
+    env = PointHazardsEnv()
+    return CostModel(env.observation_space, env.action_space)
+
+
+class Driver:
+    """A policy that drives to the upper right, with noise if it gets a generator."""
+
+    def act(self, obs, noise=None):
+        drift = np.tile([0.8, 0.5], (len(obs), 1)).astype(np.float32)
+        if noise is None:
+            return drift
+        rng = np.random.default_rng(noise.initial_seed())
+        return (drift + rng.normal(size=drift.shape)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Args:
+    """What a run and an evaluation read of a script's arguments."""
+
+    runs_dir: str
+    run_name: str = "run"
+    env_id: str = TOY
+    seed: int = 0
+    resume: str | None = None
+    eval_episodes: int = 8
+    capture_video: int = 0
+    batch_size: int = 100
+    num_iterations: int = 1
+
+
+@dataclass
+class Progress:
+    iteration: int = 0
+
+
+# -- Numbers -----------------------------------------------------------------------------------
+
+
+def test_of_10_14_12_the_mean_is_known_to_2_26():
+    """Standard deviation 2, over the root of 3, times 1.96."""
+    assert verdicts.interval([10.0, 14.0, 12.0]) == pytest.approx(1.96 * 2 / math.sqrt(3))
+    assert math.isnan(verdicts.interval([10.0]))
+
+
+def test_a_report_has_the_step_auroc_of_all_steps_at_once(cost_model, toy_episodes):
+    obs, actions = (
+        np.concatenate([getattr(e, name) for e in toy_episodes]) for name in ("obs", "actions")
+    )
+    costly = np.concatenate([episode.costs for episode in toy_episodes])
+    assert 0 < (costly > 0).mean() < 1
+    expected = metrics.auroc(cost_model.step_cost(obs, actions), costly, 0)
+    report = evaluation.Judge.of(cost_model).report(toy_episodes, 5.0)
+    assert report["step_auroc"] == pytest.approx(expected, abs=1e-4)
+    assert set(report) == {"step_auroc", *metrics.REPORT}
+
+
+def test_what_episodes_leave_undefined_is_nan_without_a_warning(toy_episodes):
+    judge = evaluation.Judge(lambda episodes: np.ones(len(episodes)), 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = judge.report(toy_episodes, 1e6)
+    assert all(
+        math.isnan(report[key]) for key in ("balanced_accuracy", "true_cost_at_limit", "step_auroc")
+    )
+
+
+def test_a_finished_run_says_what_its_policy_costs_and_how_sure_that_is(
+    tmp_path, capsys, cost_model, toy_episodes
+):
+    args, judge = Args(str(tmp_path)), evaluation.Judge.of(cost_model)
+    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+        for _ in run.iterations(Progress()):
+            run.log(100, {"return": 1.0})
+        found = evaluation.evaluate(
+            run, Driver(), args, 5.0, np.ones((10, 2)), judge, toy_episodes[:30]
+        )
+        run.finish(found)
+    printed = capsys.readouterr().out.splitlines()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+
+    played = {}
+    for suffix, deterministic in [("", True), ("_stochastic", False)]:
+        returns, episodes = evaluation.play(
+            Driver(), TOY, episodes=8, seed=1_000_000, deterministic=deterministic
+        )
+        true = np.array([episode.true_cost for episode in episodes])
+        assert summary[f"return{suffix}_interval"] == pytest.approx(verdicts.interval(returns))
+        assert summary[f"true_cost{suffix}"] == pytest.approx(true.mean())
+        half = 1.96 * true.std(ddof=1) / math.sqrt(8)
+        assert summary[f"true_cost{suffix}_interval"] == pytest.approx(half)
+        assert summary[f"violation_rate{suffix}"] == np.mean(true > 5)
+        assert summary[f"bias{suffix}"] == pytest.approx(abs(true.mean() - 5))
+        learned = cost_model.score(episodes).mean()
+        assert summary[f"learned_cost{suffix}"] == pytest.approx(learned, abs=1e-6)
+        played[suffix] = episodes
+    latest = [*played[""], *played["_stochastic"]]
+    auroc = metrics.step_auroc(cost_model.step_cost, latest)
+    assert summary["step_auroc_evaluation"] == pytest.approx(auroc)
+    assert summary["test_episodes"] == 30
+    assert summary["eval_episodes"] == 8
+
+    assert summary["verdict"] == verdicts.verdict(found)
+    begin = printed.index("== verdict") + 1
+    assert printed[begin].strip() == summary["verdict"][0]
+    assert [line[3:] for line in printed if line.startswith("-- ")] == [
+        "policy",
+        "learned cost",
+        "cost model on test episodes",
+        "run",
+    ]
+    assert printed[-4:-2] == summary["verdict"][:2]
+    assert [line.split(":")[0] for line in printed[-2:]] == ["play it again", "curves"]
+    assert not any(line.endswith(("  -", "nan", "None")) for line in printed)
+
+    board = EventAccumulator(str(tmp_path / "run"))
+    board.Reload()
+    (event,) = board.Scalars("evaluation/true_cost_stochastic_interval")
+    assert event.step == 100
+    assert event.value == pytest.approx(summary["true_cost_stochastic_interval"])
+
+
+def test_the_true_cost_at_the_learned_limit_is_of_all_episodes_of_the_evaluation(tmp_path):
+    """A learned cost that is half the true one, with its limit at 5 true units, is never wrong."""
+
+    def half_the_true(episodes: list[Trajectory]) -> np.ndarray:
+        return np.array([episode.true_cost / 2 for episode in episodes])
+
+    args = Args(str(tmp_path))
+    judge = evaluation.Judge(half_the_true, 2.5)
+    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+        found = evaluation.evaluate(run, Driver(), args, 5.0, np.ones((0, 2)), judge)
+    assert found["true_cost_at_limit_evaluation"] == pytest.approx(5.0)
+    assert math.isnan(found["step_auroc_evaluation"])
+    assert found["test_episodes"] == 16
+
+
+# -- Verdicts ----------------------------------------------------------------------------------
+
+
+def policy(cost: float, half: float, limit: float | None, rate: float | None = 0.5) -> dict:
+    """What evaluate.py knows of a policy after 50 episodes."""
+    return {
+        "policy": "stochastic",
+        "episodes": 50,
+        "true_cost": cost,
+        "true_cost_interval": half,
+        "cost_limit": limit,
+        "violation_rate": rate,
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (
+            policy(84.3, 9.03, 40, 0.92),
+            "limit violated: true cost 84.3 +- 9.0 > 40 "
+            "(stochastic policy, 50 episodes, 92% of them above it)",
+        ),
+        (
+            policy(12.34, 4.2, 20, 0.1),
+            "limit met: true cost 12.3 +- 4.2 <= 20 "
+            "(stochastic policy, 50 episodes, 10% of them above it)",
+        ),
+        (
+            policy(18.9, 4.2, 20, 0.38),
+            "limit met, within the noise: true cost 18.9 +- 4.2 <= 20 "
+            "(stochastic policy, 50 episodes, 38% of them above it)",
+        ),
+        (
+            policy(20.7, 3.1, 20),
+            "limit violated, within the noise: true cost 20.7 +- 3.1 > 20 "
+            "(stochastic policy, 50 episodes, 50% of them above it)",
+        ),
+        (
+            policy(3.0, math.nan, 20),
+            "limit met, within the noise: true cost 3 <= 20 "
+            "(stochastic policy, 50 episodes, 50% of them above it)",
+        ),
+        (
+            policy(84.3, 12.0, math.inf, None),
+            "no limit: true cost 84 +- 12 (stochastic policy, 50 episodes)",
+        ),
+    ],
+)
+def test_a_limit_is_met_or_violated_as_far_as_the_episodes_can_tell(found, said):
+    assert verdicts.verdict(found) == [said]
+
+
+def test_fifty_episodes_without_a_violation_do_not_exclude_one_in_twenty():
+    """0.95 of the time, a rate of 5.8 % shows at least once: 0.942 ** 50 = 0.05."""
+    assert verdicts.verdict(policy(0.0, 0.0, 0.1, 0.0)) == [
+        "limit met: true cost 0 +- 0 <= 0.1 "
+        "(stochastic policy, 50 episodes, none above it: at most 5.8% are, at 95 %)"
+    ]
+
+
+def test_the_stochastic_policy_comes_first_since_it_is_the_one_that_was_trained():
+    found = {"eval_episodes": 50, "cost_limit": 20}
+    for suffix, cost in [("", 10.0), ("_stochastic", 30.0)]:
+        found |= {f"true_cost{suffix}": cost, f"true_cost{suffix}_interval": 2.0}
+        found[f"violation_rate{suffix}"] = 0.5
+    first, second = verdicts.verdict(found)
+    assert first.startswith("limit violated: true cost 30.0 +- 2.0 > 20 (stochastic policy")
+    assert second.startswith("limit met: true cost 10.0 +- 2.0 <= 20 (deterministic policy")
+
+
+def cost_model_of(**changes: float) -> dict:
+    """A policy within its limit; a good cost model, tested on 50 safe and 50 unsafe episodes."""
+    return {
+        **policy(10.0, 1.0, 20),
+        "learned_cost": -1.5,
+        "learned_limit": 0.0,
+        "balanced_accuracy": 0.81,
+        "base_rate": 0.5,
+        "auroc": 0.9,
+        "step_auroc": 0.7,
+        "test_episodes": 100,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            ["the cost model tells safe from unsafe: balanced accuracy 0.81 on 100 test episodes"],
+        ),
+        (
+            {"balanced_accuracy": 0.38, "auroc": 0.4},
+            [
+                "the cost model is no better than guessing: balanced accuracy 0.38 on 100 test "
+                "episodes; more episodes or queries"
+            ],
+        ),
+        (  # Of 50 + 50 guesses the share of right ones is 0.5 with a standard deviation of 0.05.
+            {"balanced_accuracy": 0.59, "auroc": 0.6},
+            [
+                "the cost model may be no better than guessing: balanced accuracy 0.59 on 100 test "
+                "episodes, where guessing gives 0.500 +- 0.098; more episodes or queries"
+            ],
+        ),
+        (
+            {"balanced_accuracy": 0.5, "auroc": 0.93},
+            [
+                "the cost model orders episodes, but its limit is misplaced: balanced accuracy "
+                "0.50 on 100 test episodes, and AUROC 0.93"
+            ],
+        ),
+        (
+            {"balanced_accuracy": math.nan, "auroc": math.nan, "base_rate": 1.0},
+            ["the cost model cannot be judged: 100 test episodes are on one side of the limit"],
+        ),
+        (
+            {"step_auroc": 0.57},
+            [
+                "the cost model tells safe from unsafe: balanced accuracy 0.81 on 100 test "
+                "episodes",
+                "the cost model hardly knows which steps cost: step AUROC 0.57, guessing gives 0.5",
+            ],
+        ),
+    ],
+)
+def test_a_cost_model_is_compared_with_guessing(changes, said):
+    assert verdicts.verdict(cost_model_of(**changes))[1:] == said
+
+
+@pytest.mark.parametrize(
+    ("learned", "said"),
+    [
+        (-0.312, "the learned cost says that the limit holds: -0.312 <= 0"),
+        (
+            0.8,
+            "the learned cost is above its limit, too: 0.8 > 0; train longer, or raise "
+            "--multiplier-lr",
+        ),
+    ],
+)
+def test_where_the_limit_is_violated_it_says_whether_the_learned_cost_knows(learned, said):
+    found = cost_model_of(learned_cost=learned, true_cost=84.0)
+    assert verdicts.verdict(found)[1] == said
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (18.94, 4.22, "18.9 +- 4.2"),
+        (20.034, 0.061, "20.034 +- 0.061"),
+        (1234.5, 123.4, "1,234 +- 123"),
+        (0.0, 0.0, "0 +- 0"),
+        (5.25, math.nan, "5.25"),
+    ],
+)
+def test_a_mean_is_shown_to_two_digits_of_its_interval(mean, half, text):
+    assert verdicts.plus_minus(mean, half) == text
+
+
+# -- Warning while training --------------------------------------------------------------------
+
+
+def warned(rounds: list[tuple[float | None, float | None]], limit: float = 0.0) -> list[bool]:
+    watch = verdicts.LabelWatch()
+    return [watch.update(rate, learned, limit) is not None for rate, learned in rounds]
+
+
+def test_five_rounds_of_mostly_unsafe_labels_under_a_learned_cost_within_its_limit_are_warned_of():
+    assert warned([(0.6, -1.0)] * 6) == [False] * 4 + [True] * 2
+
+
+def test_half_of_the_labels_or_a_learned_cost_above_its_limit_is_no_contradiction():
+    assert not any(warned([(0.5, -1.0)] * 6))
+    assert not any(warned([(0.9, 1.0)] * 6))
+    assert not any(warned([(0.9, -1.0), (0.9, -1.0), (0.4, -1.0)] * 3))
+    assert warned([(0.9, 1.0)] * 5, limit=2.0)[-1]
+
+
+def test_iterations_without_labels_or_episodes_are_passed_over():
+    rounds = [(None, -1.0), (math.nan, -1.0), (0.6, None), (0.6, -1.0)]
+    assert warned(rounds * 5) == [False] * 19 + [True]
+
+
+def test_the_warning_says_what_contradicts_what_and_what_to_do():
+    watch = verdicts.LabelWatch()
+    *_, said = (watch.update(0.8, -1.0, 0.0) for _ in range(5))
+    assert said == (
+        "labels say that the constraint is broken, the learned cost says that it holds: in each of "
+        "5 labelling rounds more than half of the labels were unsafe, while the mean learned cost "
+        "was within its limit; ask more --online-queries"
+    )
+
+
+def test_a_resumed_run_warns_where_the_uninterrupted_one_does():
+    watch, resumed = verdicts.LabelWatch(), verdicts.LabelWatch()
+    assert all(watch.update(0.8, -1.0, 0.0) is None for _ in range(4))
+    resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
+    assert resumed.update(0.8, -1.0, 0.0) == watch.update(0.8, -1.0, 0.0) is not None
+
+
+def test_what_a_run_has_warned_of_is_still_in_its_summary_after_a_resume(tmp_path):
+    args = Args(str(tmp_path))
+    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+        run.warn("the sky falls")
+        state = run.state_dict()
+    again = Args(str(tmp_path), resume=str(tmp_path / "run"))
+    with run_module.Run(again, script=str(SCRIPTS / "ppo_lag.py")) as run:
+        run.load_state_dict(state)
+        assert list(run.iterations(Progress())) == [1]
+        found = {**policy(1.0, 0.1, 2), "multiplier": 0.0}
+        run.finish(found)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == [
+        "the sky falls"
+    ]
