@@ -25,6 +25,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import evaluate  # true cost
 from common.run import Run
@@ -122,7 +123,7 @@ class Args:
         return -(-self.total_timesteps // self.batch_size)
 
 
-# -- Agent -----------------------------------------------------------------------------------------
+# -- Net: edit me ----------------------------------------------------------------------------------
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
@@ -133,6 +134,9 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+
+
+# -- Agent -----------------------------------------------------------------------------------------
 
 
 class Agent(nn.Module):
@@ -209,7 +213,7 @@ class Agent(nn.Module):
         return actions
 
 
-# -- PPO -------------------------------------------------------------------------------------------
+# -- Losses: edit me -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -246,6 +250,9 @@ def value_loss(agent: Agent, mb: Batch) -> Tensor:
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
 
 
+# -- PPO -------------------------------------------------------------------------------------------
+
+
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -256,18 +263,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -324,8 +331,7 @@ def update(
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
 
 
@@ -391,7 +397,7 @@ def train(args: Args) -> Path:
         # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             if collector:  # true cost
                 collector.restart()  # true cost
@@ -434,18 +440,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            gamma, lam = args.gamma, args.gae_lambda
+            adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # Only centred: the size of the true cost means something beside its limit.  # true cost

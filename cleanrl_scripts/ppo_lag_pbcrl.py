@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import collect, open_dataset, replay_oracle  # PbCRL
+from common.collect import offline_episodes, replay_oracle  # PbCRL
 from common.envs import (
     Episodes,
     action_bounds,
@@ -27,6 +27,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import Judge, evaluate  # PbCRL
 from common.run import Run
@@ -175,7 +176,7 @@ class Args:
         return -(-self.total_timesteps // self.batch_size)
 
 
-# -- Agent -----------------------------------------------------------------------------------------
+# -- Net: edit me ----------------------------------------------------------------------------------
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
@@ -186,6 +187,9 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+
+
+# -- Agent -----------------------------------------------------------------------------------------
 
 
 class Agent(nn.Module):
@@ -262,7 +266,7 @@ class Agent(nn.Module):
         return actions
 
 
-# -- PPO -------------------------------------------------------------------------------------------
+# -- Losses: edit me -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -299,6 +303,9 @@ def value_loss(agent: Agent, mb: Batch) -> Tensor:
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
 
 
+# -- PPO -------------------------------------------------------------------------------------------
+
+
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -309,18 +316,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -388,53 +395,25 @@ def make_oracle(args: Args, limit: float) -> Oracle:
     return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
 
 
-def load_episodes(
-    args: Args,
-    run: Run,
-    train_pairs: PreferenceBuffer,
-    valid_pairs: PreferenceBuffer,
-    limit: float,
-    horizon: int | None,
-) -> list[Trajectory]:
-    """Phase 1: put the offline episodes into the buffers; return those to test on."""
-    path = args.dataset
-    if path is None and args.offline_queries:
-        title = "phase 1 of 4: collect episodes with PPO-Lag on the true cost"
-        with run.phase(title, stage="collect"):
-            script = Path(__file__).with_name("ppo_lag.py")
-            path = str(collect(args, run, limit=limit, script=script))
-    if path is None:
-        return []
-    rng = np.random.default_rng(args.seed)  # the same split whenever a run goes on
-    test, valid, train = open_dataset(path, args.env_id, horizon=horizon, rng=rng)
-    valid_pairs.add_trajectories(valid)
-    train_pairs.add_trajectories(train)
-    return test
-
-
 def pretrain(
-    args: Args,
-    run: Run,
-    trainer: CostModelTrainer,
-    feedback: FeedbackLoop,
-    train_pairs: PreferenceBuffer,
-    valid_pairs: PreferenceBuffer,
+    args: Args, run: Run, trainer: CostModelTrainer, feedback: FeedbackLoop, valid: PreferenceBuffer
 ) -> None:
     """Phases 2 and 3: buy labels of the offline episodes, fit the cost model to them."""
+    train = feedback.buffer
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         if args.label_folder is not None:
             run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-        num_valid = feedback.label(valid_pairs, args.offline_queries // 10)
-        num_train = feedback.label(train_pairs, args.offline_queries - args.offline_queries // 10)
+        num_valid = feedback.label(valid, args.offline_queries // 10)
+        num_train = feedback.label(train, args.offline_queries - args.offline_queries // 10)
         run.say(
-            f"   {num_train} + {num_valid} queries over {train_pairs.num_compared} + "
-            f"{valid_pairs.num_compared} different episodes for training + validation"
+            f"   {num_train} + {num_valid} queries over {train.num_compared} + "
+            f"{valid.num_compared} different episodes for training + validation"
         )
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
-        trainer.model.fit_input_scale(train_pairs.trajectories)
+        trainer.model.fit_input_scale(train.trajectories)
         history = trainer.pretrain(
-            train_pairs,
-            valid_pairs,
+            train,
+            valid,
             max_epochs=args.pretrain_epochs,
             patience=args.patience,
             validate_every=args.validate_every,
@@ -444,7 +423,7 @@ def pretrain(
             ),
         )
         if min(history, key=lambda e: e.selection_loss) is history[0]:
-            run.say("   warning: nothing was learned; every episode lies on the learned limit")
+            run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -454,8 +433,7 @@ def pretrain(
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
     untuned: int = 0  # PbCRL: newest labels that the cost model has not learned from
     adv_c_std: float = 0.0  # PbCRL: mean over the iterations so far
@@ -506,7 +484,9 @@ def train(args: Args) -> Path:
             rng=rng,
         )
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
-        test = load_episodes(args, run, train_pairs, valid_pairs, limit, cost_model.horizon)
+        test, valid, train = offline_episodes(args, run, limit=limit, horizon=cost_model.horizon)
+        valid_pairs.add_trajectories(valid)
+        train_pairs.add_trajectories(train)
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
 
@@ -539,7 +519,7 @@ def train(args: Args) -> Path:
 
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
-            pretrain(args, run, trainer, feedback, train_pairs, valid_pairs)
+            pretrain(args, run, trainer, feedback, valid_pairs)
             progress.pretrained = Judge.of(cost_model).report(test, limit)
             found = progress.pretrained
             run.say(
@@ -551,7 +531,7 @@ def train(args: Args) -> Path:
         # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             feedback.set_unused_labels_aside()  # PbCRL
 
@@ -626,18 +606,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            gamma, lam = args.gamma, args.gae_lambda
+            adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # PbCRL: the scale of a learned cost is arbitrary, so it is divided out; but by the mean

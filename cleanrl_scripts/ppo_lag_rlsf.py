@@ -29,6 +29,7 @@ from common.envs import (
     make_envs,
     require_cost,
     resolve_cost_limit,
+    start_episodes,
 )
 from common.evaluation import Judge, evaluate  # RLSF
 from common.run import Run
@@ -146,7 +147,7 @@ class Args:
         return -(-self.total_timesteps // self.batch_size)
 
 
-# -- Agent -----------------------------------------------------------------------------------------
+# -- Net: edit me ----------------------------------------------------------------------------------
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
@@ -157,6 +158,9 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+
+
+# -- Agent -----------------------------------------------------------------------------------------
 
 
 class Agent(nn.Module):
@@ -233,7 +237,7 @@ class Agent(nn.Module):
         return actions
 
 
-# -- PPO -------------------------------------------------------------------------------------------
+# -- Losses: edit me -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -270,6 +274,9 @@ def value_loss(agent: Agent, mb: Batch) -> Tensor:
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
 
 
+# -- PPO -------------------------------------------------------------------------------------------
+
+
 def gae(
     rewards: Tensor,
     values: Tensor,
@@ -280,18 +287,18 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return advantages (T, N): a time limit bootstraps V(s'), only a termination is worth 0.
+    """Return advantages (..., T, N): a time limit bootstraps V(s'), only a termination is worth 0.
 
-    `next_values` is V of the true next state, the final one where an episode ended; `done` is
-    terminated or truncated and cuts the sum over time.
+    `next_values` is V of the true next state, the final one where an episode ended; `done` (T, N)
+    is terminated or truncated and cuts the sum over time.
     """
     delta = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * (~done).to(delta.dtype)
     advantages = torch.empty_like(delta)
-    running = torch.zeros_like(delta[0])
-    for t in reversed(range(len(delta))):
-        running = delta[t] + carry[t] * running
-        advantages[t] = running
+    running = torch.zeros_like(delta[..., 0, :])
+    for t in reversed(range(len(done))):
+        running = delta[..., t, :] + carry[t] * running
+        advantages[..., t, :] = running
     return advantages
 
 
@@ -407,8 +414,7 @@ def segments_to_judge(episode: Trajectory, length: int) -> list[Trajectory]:
 class Progress:
     """Loose numbers of a run, as far as its future depends on them."""
 
-    next_obs: np.ndarray
-    """s_t of all envs, (N, obs_dim)"""
+    next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
 
 
@@ -534,7 +540,7 @@ def train(args: Args) -> Path:
         # -- Start ---------------------------------------------------------------------------------
         if not loaded or not has_state(envs):  # envs without a state start their episodes again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs, _ = envs.reset(seed=seed)
+            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
             episodes.restart()
             recorder.drop_unfinished()  # RLSF
 
@@ -610,18 +616,10 @@ def train(args: Args) -> Path:
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, is_done] = agent.values(final.to(device))
-            adv_r, adv_c = (
-                gae(
-                    torch.from_numpy(signal),
-                    values[k],
-                    next_values[k],
-                    torch.from_numpy(terminated),
-                    is_done,
-                    gamma=args.gamma,
-                    lam=args.gae_lambda,
-                )
-                for k, signal in enumerate([rewards, costs])
-            )
+            signals = torch.from_numpy(np.stack([rewards, costs]))
+            ends = torch.from_numpy(terminated), is_done
+            gamma, lam = args.gamma, args.gae_lambda
+            adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # RLSF: only centred, as a count of unsafe states means something beside the true limit.

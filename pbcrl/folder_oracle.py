@@ -38,7 +38,7 @@ from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_al
 from pbcrl.trajectory import Label, Query, Trajectory
 
 _ANSWERS = "answers.jsonl"
-_MAX_BYTES = 1 << 30  # of a query's arrays
+_MAX_BYTES = 1 << 28  # of a query's arrays: 256 MiB, however small the file
 _NAME = re.compile(r"\d{6,}-[0-9a-f]{32}")
 
 
@@ -251,7 +251,7 @@ def read_answers(folder: Path) -> dict[str, Label]:
             if number < len(lines):  # else somebody may be writing it just now
                 warnings.warn(
                     f"an answer is a line like {{'query': NAME, 'preference': 1, 'first_safe': 1, "
-                    f"'second_safe': 0}}, but line {number} of {path} is not ({error!r}); mend it, "
+                    f"'second_safe': 0}}, but line {number} of {path} is not ({error!r}); fix it, "
                     "and it will be read",
                     RuntimeWarning,
                     stacklevel=3,

@@ -16,7 +16,7 @@ from .every_space import ACTION_SPACES, OBS_SPACES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
-SHOW_VECTOR_ENVS = ["index.md", "driving.md"]
+SHOW_VECTOR_ENVS = ["index.md", "driving.md", "robotics.md", "scripts.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -89,19 +89,65 @@ def test_a_test_that_holds_an_equation_exists(node):
 # -- Metrics ---------------------------------------------------------------------------------
 
 
-def keys_of(script: str, *variables: str) -> set[str]:
-    """The keys that a script puts into the dicts of these names, as its source has them."""
-    keys = set()
-    for node in ast.walk(ast.parse(read(SCRIPTS / script))):
-        if not isinstance(node, ast.Assign | ast.AnnAssign):
+def keys_of(script: str, *variables: str, added: bool = True) -> set[str]:
+    """The keys that a script puts into the dicts of these names, as its source has them.
+
+    Those that are added to a dict later (`|=`, `name["key"] =`) can be left out.
+    """
+    keys: set[str] = set()
+    nodes = list(ast.walk(ast.parse(read(SCRIPTS / script))))
+    # `for name, ... in [("return", ...), ("true_cost", ...)]` fills in f"upstream_{name}".
+    lists = [n.iter for n in nodes if isinstance(n, ast.For) and isinstance(n.iter, ast.List)]
+    looped = [row.elts[0].value for rows in lists for row in rows.elts]
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.AugAssign) and added:
+            targets = [node.target]
+        else:
             continue
-        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        for target in targets:
             if ast.unparse(target) in variables and isinstance(node.value, ast.Dict):
-                keys |= {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
-            if isinstance(target, ast.Subscript) and ast.unparse(target.value) in variables:
-                assert isinstance(target.slice, ast.Constant)
-                keys.add(target.slice.value)
+                keys |= constant_keys(node.value)
+            if (
+                added
+                and isinstance(target, ast.Subscript)
+                and ast.unparse(target.value) in variables
+            ):
+                key = ast.unparse(target.slice)
+                keys |= {eval(key, {"name": name}) for name in looped or [""]}
     return keys
+
+
+def constant_keys(written: ast.Dict) -> set[str]:
+    return {key.value for key in written.keys if isinstance(key, ast.Constant)}
+
+
+def calls(script: str, name: str) -> list[ast.Call]:
+    nodes = ast.walk(ast.parse(read(SCRIPTS / script)))
+    return [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
+
+
+def constant(script: str, name: str) -> tuple[str, ...]:
+    """The value that a script gives a name once and for all."""
+    (found,) = (
+        node.value
+        for node in ast.parse(read(SCRIPTS / script)).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
+    )
+    return ast.literal_eval(found)
+
+
+def returned_by(script: str, function: str) -> set[str]:
+    """The keys of the dict that a function returns."""
+    (found,) = (
+        node
+        for node in ast.walk(ast.parse(read(SCRIPTS / script)))
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    )
+    (written,) = (n.value for n in ast.walk(found) if isinstance(n, ast.Return))
+    assert isinstance(written, ast.Dict)
+    return constant_keys(written)
 
 
 def documented(heading: str, script: str) -> set[str]:
@@ -117,26 +163,40 @@ def documented(heading: str, script: str) -> set[str]:
 REPORT = set(cost_model_report([-1.0, 2.0, 1.0], [0.0, 3.0, 1.0], 1.0))
 
 
-def line_of(script: str, *variables: str) -> set[str]:
-    """The keys of a line of metrics.jsonl: of every run, and of this script."""
-    return keys_of("common/run.py", "row") | keys_of(script, *variables)
+def line_of(script: str) -> set[str]:
+    """The keys of a line of metrics.jsonl: of every run, of this script, and of its laps."""
+    laps = {f"seconds_{ast.literal_eval(call.args[0])}" for call in calls(script, "run.lap")}
+    own = keys_of(script, "metrics", "tuning") | returned_by(script, "update")
+    return keys_of("common/run.py", "wall") | own | laps
+
+
+def summary_of(script: str) -> set[str]:
+    """The keys of summary.json: of every run, of every evaluation, and of this script."""
+    keys = keys_of("common/run.py", "summary") | keys_of(script, "summary")
+    (finish,) = calls(script, "run.finish")
+    assert isinstance(finish.args[0], ast.Dict)
+    keys |= constant_keys(finish.args[0])
+    if script == "ppo_lag.py":
+        return keys | keys_of("common/evaluation.py", "summary", added=False)
+    return keys | keys_of("common/evaluation.py", "summary") | REPORT
 
 
 def test_the_metrics_of_ppo_lag_are_documented():
-    assert documented("metrics.jsonl", "ppo_lag") == line_of("ppo_lag.py", "metrics")
-    assert documented("summary.json", "ppo_lag") == keys_of("ppo_lag.py", "summary")
+    assert documented("metrics.jsonl", "ppo_lag") == line_of("ppo_lag.py")
+    assert documented("summary.json", "ppo_lag") == summary_of("ppo_lag.py")
 
 
 def test_the_metrics_of_ppo_lag_pbcrl_are_documented():
     script = "ppo_lag_pbcrl.py"
-    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line_of(script, "metrics", "tuning")
-    assert documented("summary.json", "ppo_lag_pbcrl") == keys_of(script, "summary") | REPORT
+    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line_of(script)
+    pretrained = {f"pretrained_{key}" for key in constant(script, "PRETRAINED")}
+    assert documented("summary.json", "ppo_lag_pbcrl") == summary_of(script) | pretrained
 
 
 def test_the_metrics_of_ppo_lag_rlsf_are_documented():
     script = "ppo_lag_rlsf.py"
-    assert documented("metrics.jsonl", "ppo_lag_rlsf") == line_of(script, "metrics")
-    assert documented("summary.json", "ppo_lag_rlsf") == keys_of(script, "summary") | REPORT
+    assert documented("metrics.jsonl", "ppo_lag_rlsf") == line_of(script)
+    assert documented("summary.json", "ppo_lag_rlsf") == summary_of(script)
 
 
 def test_the_numbers_of_evaluate_are_documented():
@@ -269,6 +329,16 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     for skipped, source in block.findall(read(page)):
         if not skipped:
             exec(compile(source, page.name, "exec"), namespace)
+
+
+@each_page
+def test_the_lines_that_a_diff_changes_are_in_a_training_script(page):
+    for diff in re.findall(r"^```diff\n(.*?)^```$", read(page), re.M | re.S):
+        kept = [line[1:] for line in diff.splitlines() if line[0] in " -"]
+        assert kept
+        scripts = "ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py"
+        # In one at least: whoever changes another must not have to change the page.
+        assert any("\n".join(kept) in read(SCRIPTS / script) for script in scripts)
 
 
 def anchors(page: Path) -> set[str]:

@@ -36,6 +36,8 @@ from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Query, Trajectory
 
+from .every_space import boxes
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS, FIFOs, /dev/zero")
 
 HOSTILE = [
@@ -85,12 +87,12 @@ def write_dataset(path: Path) -> None:
 
 def write_cost_model(path: Path) -> None:
     torch.manual_seed(0)
-    CostModel(2, 1, hidden_sizes=(3,)).save(path, env_id="Toy-v0", dead_zone=1.5)
+    CostModel(*boxes(2, 1), hidden_sizes=(3,)).save(path, env_id="Toy-v0", dead_zone=1.5)
 
 
 def write_ensemble(path: Path) -> None:
     torch.manual_seed(0)
-    members = [CostModel(2, 1, hidden_sizes=(3,)) for _ in range(2)]
+    members = [CostModel(*boxes(2, 1), hidden_sizes=(3,)) for _ in range(2)]
     CostModelEnsemble(members, pessimism=1.0).save(path, env_id="Toy-v0")
 
 
@@ -307,7 +309,7 @@ def files_of(path: Path) -> dict[str, bytes]:
     return {"": path.read_bytes()}
 
 
-@pytest.mark.parametrize("cases", [80, pytest.param(1850, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [80, pytest.param(1850, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_file_that_was_not_written_so_is_refused_or_read_as_it_was_written(tmp_path, name, cases):
     target, rng = TARGETS[name], np.random.default_rng([*name.encode()])
@@ -420,7 +422,7 @@ def forge_query(path: Path, rng: np.random.Generator) -> None:
             archive.writestr(f"{name}.npy", header.getvalue() + bytes(int(rng.choice([0, 100]))))
 
 
-@pytest.mark.parametrize("cases", [15, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [15, pytest.param(300, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("name", "forge"),
     [

@@ -234,14 +234,19 @@ def test_any_trajectories_come_back_bit_by_bit_also_from_a_killed_run(
     tmp_path, given, capacity, data
 ):
     options = {"env_id": "δ", "obs_shape": (2,), "act_dim": 1, "horizon": 6, "capacity": capacity}
-    path, killed_after = tmp_path / "data", data.draw(st.integers(0, len(given)))
-    out = TrajectoryWriter(path, **options, rng=np.random.default_rng(0), overwrite=True)
-    for trajectory in given[:killed_after]:
+    path, saved_after = tmp_path / "data", data.draw(st.integers(0, len(given)))
+    killed_after = data.draw(st.integers(saved_after, len(given)))
+    options |= {"rng": np.random.default_rng(0), "overwrite": True}
+    out = TrajectoryWriter(path, **options)
+    for trajectory in given[:saved_after]:
         out.add(trajectory)
-    out._rows.close()  # what the system does for a dead process
-    rng, again = np.random.default_rng(1), {"overwrite": True, "resume": True}
-    with TrajectoryWriter(path, **options, rng=rng, **again) as out:
-        for trajectory in given[killed_after:]:
+    state = out.state_dict()
+    for trajectory in given[saved_after:killed_after]:
+        out.add(trajectory)
+    out._lock.release()  # what the system does for a dead process
+    with TrajectoryWriter(path, **options) as out:
+        out.load_state_dict(state)
+        for trajectory in given[saved_after:]:
             out.add(trajectory)
     loaded = TrajectoryDataset(path)
     assert (len(loaded), loaded.seen) == (min(capacity, len(given)), len(given))
@@ -254,7 +259,7 @@ def test_any_trajectories_come_back_bit_by_bit_also_from_a_killed_run(
 # -- Recorder and wrapper --------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:an episode is handed out when it ends")
+@pytest.mark.filterwarnings("ignore:an episode is returned when it ends")
 @law
 @given(st.integers(1, 4), st.booleans(), st.data())
 def test_the_recorder_splits_any_interleaving_as_a_list_per_env_does(num_envs, has_costs, data):
@@ -263,20 +268,20 @@ def test_the_recorder_splits_any_interleaving_as_a_list_per_env_does(num_envs, h
     mask = st.lists(st.booleans(), min_size=num_envs, max_size=num_envs).map(np.array)
     for step in range(data.draw(st.integers(1, 20))):
         valid, done = data.draw(mask), data.draw(mask)
-        diverged = data.draw(mask) & done & valid
+        discarded = data.draw(mask) & done & valid
         if data.draw(st.integers(0, 9)) == 0:
             recorder.drop_unfinished()
             naive = [[] for _ in range(num_envs)]
         obs = np.arange(2 * num_envs).reshape(-1, 2) + 100.0 * step
         actions, cost = -obs[:, :1], obs[:, 1] / 2
         found = recorder.record(
-            obs, actions, cost if has_costs else None, done, valid=valid, diverged=diverged
+            obs, actions, cost if has_costs else None, done, valid=valid, discarded=discarded
         )
         expected = []
         for i in np.flatnonzero(valid):
             naive[i].append((*obs[i], *actions[i], cost[i]))
             if done[i]:
-                expected += [] if diverged[i] else [np.float32(naive[i])]
+                expected += [] if discarded[i] else [np.float32(naive[i])]
                 naive[i] = []
         assert len(found) == len(expected)
         for trajectory, rows in zip(found, expected, strict=True):

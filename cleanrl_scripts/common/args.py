@@ -1,4 +1,4 @@
-"""The scripts' arguments: parsed, checked before anything is made, taken up again by `--resume`."""
+"""The scripts' arguments: parsed, checked before anything is made, restored by `--resume`."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
-    """Parse the arguments and train; errors that a user can mend are one line, not a traceback."""
+    """Parse the arguments and train; errors that a user can fix are one line, not a traceback."""
     words = sys.argv[1:] if argv is None else argv
     # 1e6 counts steps as well as 1000000 does.
     words = [str(int(float(w))) if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", w) else w for w in words]

@@ -92,14 +92,36 @@ class Collector:
         self._rng.bit_generator.state = state["rng"]
 
 
-def collect(args: Any, run: Run, *, limit: float, script: Path) -> Path:
-    """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it.
+Split = tuple[list[Trajectory], list[Trajectory], list[Trajectory]]
+"""Episodes to test on, which are never labelled; to validate on; and to train on."""
+
+
+def offline_episodes(args: Any, run: Run, *, limit: float, horizon: int | None) -> Split:
+    """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
-        run: Whose folder holds the child's until it is finished.
-        limit: d, of the child.
-        script: `ppo_lag.py`.
+        run: Whose folder holds what is collected until it is finished.
+        limit: d of the policy that collects.
+        horizon: The time limit that the episodes must have.
+
+    Raises:
+        PbcrlError: If collecting fails, or the dataset does not fit.
+    """
+    path = args.dataset
+    if path is None and args.offline_queries:
+        with run.phase(
+            "phase 1 of 4: collect episodes with PPO-Lag on the true cost", stage="collect"
+        ):
+            path = collect(args, run, limit=limit)
+    if path is None:
+        return [], [], []
+    # The same split whenever a run goes on.
+    return open_dataset(path, args.env_id, horizon=horizon, rng=np.random.default_rng(args.seed))
+
+
+def collect(args: Any, run: Run, *, limit: float) -> Path:
+    """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it.
 
     Raises:
         PbcrlError: If the child fails.
@@ -120,7 +142,7 @@ def collect(args: Any, run: Run, *, limit: float, script: Path) -> Path:
     if not is_finished(begun):
         options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
         options["save_trajectories"] = episodes
-        command = [sys.executable, str(script)]
+        command = [sys.executable, str(Path(__file__).parents[1] / "ppo_lag.py")]
         if (begun / "args.json").exists():
             command += ["--resume", str(begun)]
         else:
@@ -148,12 +170,11 @@ def collect(args: Any, run: Run, *, limit: float, script: Path) -> Path:
 
 def open_dataset(
     path: str | Path, env_id: str, *, horizon: int | None, rng: np.random.Generator
-) -> tuple[list[Trajectory], list[Trajectory], list[Trajectory]]:
+) -> Split:
     """Split a dataset by trajectory, since splitting by pair would leak.
 
     Returns:
-        Episodes to test on, a tenth, which are never labelled; to validate on, another tenth; and
-        to train on.
+        A tenth to test on, a tenth to validate on, the others to train on.
 
     Raises:
         LabelError: If there are fewer than 10 episodes.

@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 import pbcrl_envs
 from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl_envs.batched import BatchedEnv
 
 
 def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -76,6 +77,23 @@ def _import_from_here(module: str) -> None:
         )
     sys.path[:] = dict.fromkeys([os.getcwd(), *sys.path])
     importlib.import_module(module)
+
+
+def start_episodes(envs: VectorEnv[Any, Any, Any], *, seed: int, num_steps: int) -> np.ndarray:
+    """Reset all envs, and return their first observations.
+
+    Where a rollout is shorter than an episode, batched tasks start out of step with each other, so
+    that some episodes end in every iteration and λ moves in each. (Others all start at once.)
+
+    Args:
+        envs: Of `make_envs`, maybe wrapped.
+        seed: Of the first env.
+        num_steps: Of a rollout.
+    """
+    stagger = isinstance(envs.unwrapped, BatchedEnv) and num_steps < horizon_of(envs)
+    obs, _ = envs.reset(seed=seed, options={"stagger": True} if stagger else None)
+    first: np.ndarray = obs
+    return first
 
 
 def flat_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from common.envs import action_bounds, make_envs, require_cost
+from common.envs import action_bounds, horizon_of, make_envs, require_cost
 from common.run import Run
 from common.video import film
 from pbcrl import LearnedCost, Trajectory
@@ -74,7 +74,8 @@ def play(
     trajectories: list[Trajectory | None] = [None] * episodes
     obs, _ = envs.reset(seed=seed)
     title = "deterministic" if deterministic else "stochastic"
-    with tqdm(total=episodes, desc=f"   {title}", unit="episode", leave=False) as bar:
+    total = horizon_of(envs)  # steps; more if an episode is played again
+    with tqdm(total=total, desc=f"   {title}", leave=False, mininterval=1, delay=2) as bar:
         while running.any():
             executed = np.clip(policy.act(obs, noise), low, high)
             next_obs, reward, terminated, truncated, infos = envs.step(executed)
@@ -87,9 +88,9 @@ def play(
             whole = done & ~discarded
             for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
                 trajectories[i] = trajectories[i] or trajectory
-            bar.update(int((running & whole).sum()))
             running &= ~whole
             obs = next_obs
+            bar.update()
     envs.close()
     return returns, [trajectory for trajectory in trajectories if trajectory is not None]
 

@@ -107,7 +107,7 @@ class Run:
         if error is not None:
             self._say_kept(error)
         self._metrics.close()
-        # TensorBoard's writer waits for its thread, and for ever if Ctrl-C came while an event was
+        # TensorBoard's writer waits for its thread, without end if Ctrl-C came while an event was
         # handed over: the run then ends without its last events. metrics.jsonl has them all.
         closing = threading.Thread(target=self._board.close, daemon=True)
         closing.start()
@@ -201,7 +201,7 @@ class Run:
             self._bar = None
 
     def state_dict(self) -> dict[str, Any]:
-        """How long the logs are, and the time that has passed.
+        """How long the logs are, what was warned of, and the time that has passed.
 
         The log is synced first: a checkpoint must not know of lines that a power cut can take.
         """
@@ -210,7 +210,12 @@ class Run:
         if self._stage is not None:
             name, start = self._stage
             stages[name] = stages.get(name, 0.0) + time.perf_counter() - start
-        return {"lines": self._lines, "wall_seconds": self.wall_seconds, "stages": stages}
+        return {
+            "lines": self._lines,
+            "wall_seconds": self.wall_seconds,
+            "stages": stages,
+            "warnings": list(self._warnings),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Cut the logs back to a checkpoint; None is their start.
@@ -238,6 +243,7 @@ class Run:
         if state is not None:
             self._start -= state["wall_seconds"]
             self.stage_seconds = dict(state["stages"])
+            self._warnings = list(state["warnings"])
         self._board.close()
         self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
 

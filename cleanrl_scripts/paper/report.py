@@ -588,6 +588,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    for category in (DeprecationWarning, FutureWarning):  # of rliable's dependencies
-        warnings.filterwarnings("ignore", category=category)
     main(tyro.cli(Args))

@@ -78,7 +78,7 @@ class SafetyPointEnv(SingleEnv):
             window the display, is missing.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 50}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
     def __init__(
         self,

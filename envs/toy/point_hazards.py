@@ -58,7 +58,7 @@ class PointHazardsEnv(SingleEnv):
         ValueError: If `render_mode` is another one.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(self, *, render_mode: str | None = None) -> None:
         simulation = PointHazardsSimulation(1)

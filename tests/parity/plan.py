@@ -23,6 +23,8 @@ class Comparison:
     steps: int = 400
     """Steps recorded from each of the `step_seeds`."""
     step_seeds: int = 4
+    short_step_seeds: int = 2
+    """As many in the short ladder: each contact that there can be must occur."""
 
 
 NAVIGATION = {
@@ -30,7 +32,7 @@ NAVIGATION = {
     "Goal1": Comparison(layouts=100, episodes=400, horizon=400),
     "Goal2": Comparison(),
     "Push0": Comparison(layouts=100, steps=900),
-    "Push1": Comparison(layouts=100, steps=900, episodes=250, horizon=500),
+    "Push1": Comparison(layouts=100, steps=900, short_step_seeds=3, episodes=250, horizon=500),
     "Push2": Comparison(steps=900),
     "Button0": Comparison(layouts=100),
     "Button1": Comparison(layouts=30, episodes=300, horizon=300),
@@ -45,7 +47,7 @@ VELOCITY = {
 
 _CHOSEN = os.environ.get("PBCRL_PARITY_TASKS", "").split()
 _CHUNK = 50
-SHORT_LAYOUTS, SHORT_STEP_SEEDS = 6, 2
+SHORT_LAYOUTS = 6
 
 
 def chosen(tasks):
@@ -53,11 +55,13 @@ def chosen(tasks):
 
 
 def sizes(tasks):
-    """Each chosen task with what the short ladder compares of it, then with all of it."""
+    """Each chosen task with what the short ladder compares of it, and with all of it."""
+    sized = []
     for name, row in chosen(tasks).items():
-        short = replace(row, layouts=SHORT_LAYOUTS, step_seeds=SHORT_STEP_SEEDS)
-        yield pytest.param(name, short, id=f"{name}-short")
-        yield pytest.param(name, row, id=f"{name}-full", marks=pytest.mark.nightly)
+        short = replace(row, layouts=SHORT_LAYOUTS, step_seeds=row.short_step_seeds)
+        sized.append(pytest.param(name, short, id=f"{name}-short"))
+        sized.append(pytest.param(name, row, id=f"{name}-full", marks=pytest.mark.nightly))
+    return sized
 
 
 def policy_of(task):
@@ -106,6 +110,7 @@ def models_job(task):
 
 
 LEARNING_JOB = {"kind": "learning", "task": "Goal1", "max_steps": 100}
+SKIES_JOB = {"kind": "skies", "task": "Goal1", "steps": 200}
 
 
 def jobs(tests):
@@ -121,6 +126,7 @@ def jobs(tests):
             yield models_job(task)
         elif file == "test_old_gymnasium.py":
             yield LEARNING_JOB
+            yield SKIES_JOB
         elif file == "test_episodes.py":
             episodes.append((task, row))
     slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")

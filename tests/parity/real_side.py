@@ -3,7 +3,7 @@
     python -m tests.parity.real_side '{"kind": "resets", "task": "Goal1", ...}' OUTPUT.npz
 
 Each kind of job is one function; what it returns goes into the file, without pickle. Navigation
-states are written in the format of the native `get_state`: the agent in the world's frame, and
+states are written in the format of the native `state_dict`: the agent in the world's frame, and
 objects in the order of the layout.
 """
 
@@ -195,7 +195,8 @@ def refusals():
     asked = {
         "unknown id": lambda: upstream.make("SafetyPointGaol1-v0"),
         "vector wrapper": lambda: pbcrl.PreferenceCostVectorWrapper(
-            vector_env, pbcrl.CostModel(4, 2)
+            vector_env,
+            pbcrl.CostModel(vector_env.single_observation_space, vector_env.single_action_space),
         ),
         "vector check": lambda: pbcrl_envs.check_cost_vector_env(vector_env),
     }
@@ -220,15 +221,19 @@ def learning(*, task, max_steps):
     rng = np.random.default_rng(0)
     bare = upstream.make(env_id(task), max_episode_steps=max_steps)
     pbcrl_envs.check_cost_env(bare)
-    sizes = bare.observation_space.shape[0], bare.action_space.shape[0]
-    cost_model = pbcrl.CostModel(*sizes, hidden_sizes=(32,), output_scale=max_steps**-0.5)
+    cost_model = pbcrl.CostModel(
+        bare.observation_space,
+        bare.action_space,
+        hidden_sizes=(32,),
+        output_scale=max_steps**-0.5,
+    )
     env = pbcrl.PreferenceCostWrapper(bare, cost_model)
     played, true = [], []
     for seed in range(24):
         env.reset(seed=seed)
         total, found, speed = 0.0, [], rng.uniform(-1, 1)
         while not found:
-            *_, info = env.step(np.clip(rng.normal(speed, 0.5, sizes[1]), -1, 1))
+            *_, info = env.step(np.clip(rng.normal(speed, 0.5, bare.action_space.shape), -1, 1))
             total += info["true_cost"]
             found = pbcrl.finished_trajectories(info)
         played += found
@@ -289,7 +294,7 @@ def turned(vector, angle):
 
 
 def physics(model, data, names, initial, spawn):
-    """The physics of the native `get_state`, from the state of a model of the package.
+    """The physics of the native `state_dict`, from the state of a model of the package.
 
     `initial` is the agent's first place and heading, `spawn` those of each gremlin.
     """
@@ -324,7 +329,7 @@ def physics(model, data, names, initial, spawn):
 
 
 def state(task, initial, *, elapsed):
-    """What `get_state` of the native task gives, `task` and `finished` aside."""
+    """What `state_dict` of the native task returns, `task`, `finished` and `cut` aside."""
     objects = task.world_info.world_config_dict["free_geoms"]
     spawn = {
         name: (task.world_info.reset_layout[name], objects[name + "obj"]["rot"])

@@ -17,7 +17,7 @@ def test_a_cost_is_learned_from_preferences_on_the_real_package(real):
 
 
 def test_an_episode_is_the_same_to_the_last_bit_without_the_starry_sky(real):
-    starry, plain = real(kind="skies", task="Goal1", steps=200)["rows"]
+    starry, plain = real(**plan.SKIES_JOB)["rows"]
     np.testing.assert_array_equal(starry, plain)
 
 

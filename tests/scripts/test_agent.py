@@ -98,6 +98,8 @@ def plain_update(agent, batch, args):
 @pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
 def test_an_update_is_that_of_a_plain_loop(scripts, name, target_kl, bound_coef):
     script = getattr(scripts, name)
+    if RETURNED not in Path(script.__file__).read_text():
+        pytest.skip(f"{name}.py has been edited: its losses are not plain PPO's")
     args = make_args(script, target_kl=target_kl, bound_coef=bound_coef, max_grad_norm=0.5)
     agent = make_agent(script, args)
     plain, before, batch = copy.deepcopy(agent), flat(agent), make_batch(script, agent)
@@ -140,7 +142,7 @@ def normed_silu(x):
 
 @pytest.mark.parametrize(
     ("changes", "activation"),
-    [([], torch.relu), ([TANH], torch.tanh), ([LAYER_NORM], normed_silu)],
+    [([(RELU, RELU)], torch.relu), ([TANH], torch.tanh), ([LAYER_NORM], normed_silu)],
     ids=["relu", "tanh", "layer-norm-silu"],
 )
 def test_whatever_mlp_returns_is_the_net_that_learns_and_acts(tmp_path, changes, activation):

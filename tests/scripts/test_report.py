@@ -15,9 +15,6 @@ from .paper import load
 
 GOAL, PUSH, TOY = "SafetyPointGoal1-v0", "SafetyPointPush1-v0", "PointHazards-v0"
 
-# Of rliable's bootstrap, which names its generator by an older word.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
 
 needs_rliable = pytest.mark.skipif(find_spec("rliable") is None, reason="it needs Python 3.11")
 

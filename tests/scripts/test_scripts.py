@@ -149,9 +149,12 @@ def test_true_costs_reach_the_learner_through_labels_only(scripts, tmp_path, toy
 
 
 def test_a_rollout_in_which_no_episode_ends_leaves_the_multiplier_alone(
-    scripts, tmp_path, toy_dataset
+    scripts, tmp_path, toy_episodes
 ):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, num_steps=50, total_timesteps=800)
+    env_id = "TestToy-v0"  # single envs, whose episodes all start at once
+    dataset = write_dataset(tmp_path / "toy", env_id, toy_episodes)
+    options = {"env_id": env_id, "cost_limit": 5, "num_steps": 50, "total_timesteps": 800}
+    args = small_pbcrl(scripts, tmp_path, dataset, **options)
     logged = rows(scripts.ppo_lag_pbcrl.train(args))
     assert [row["episodes"] for row in logged] == [0, 4, 0, 4]
     assert logged[0]["multiplier"] == args.multiplier_initial
