@@ -6,6 +6,7 @@ dataset stay on disk.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 
@@ -132,6 +133,23 @@ class PreferenceBuffer:
         return len(one_way & other_way) + len(
             np.intersect1d(members[safe == 1], members[safe == 0])
         )
+
+    def unsafe_rate(self, positions: NDArray[np.integer]) -> float:
+        """Share labelled unsafe of the trajectories in some labelled pairs, int (B,).
+
+        Each trajectory counts once, by the mean of its labels in these pairs if they differ; those
+        without a safety label are left out.
+
+        Returns:
+            The share, in [0, 1]; NaN if none of them has a safety label.
+        """
+        members, safe = self._pairs[positions].ravel(), self._labels[positions, 1:].ravel()
+        is_labelled = ~np.isnan(safe)
+        _, place = np.unique(members[is_labelled], return_inverse=True)
+        if not len(place):
+            return math.nan
+        unsafe = np.bincount(place, weights=1 - safe[is_labelled]) / np.bincount(place)
+        return float(unsafe.mean())
 
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
         """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
