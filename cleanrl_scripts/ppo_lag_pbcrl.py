@@ -129,6 +129,10 @@ class Args:
     """K: iterations between two labelling rounds"""
     finetune_epochs: int = 5
     """passes over the newest labels per round, each with as many old ones mixed in"""
+    finetune_lr: float | None = None
+    """Adam's step size for the cost model in fine-tuning; default: cost_lr"""
+    finetune_balanced: bool = False
+    """mix in old labels so that safe and unsafe episodes are equally frequent among them"""
     dead_zone: float = 1.0
     """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
     dead_zone_lr: float = 1.0
@@ -639,7 +643,11 @@ def train(args: Args) -> Path:
                     tuning = {"violation_gap": predicted - labelled, "violation_rate": labelled}
                 if len(newest) and {0.0, 1.0} <= set(train_pairs.labels[:, 1:].flat):
                     tuning["finetune_loss"] = trainer.finetune(
-                        train_pairs, num_new=progress.untuned, epochs=args.finetune_epochs
+                        train_pairs,
+                        num_new=progress.untuned,
+                        epochs=args.finetune_epochs,
+                        lr=args.finetune_lr,
+                        balanced=args.finetune_balanced,
                     )
                     progress.untuned = 0
                 elif len(newest):
