@@ -1,10 +1,9 @@
 """The online preference loop of Alg. 1 as three calls per iteration: `add`, `ask`, `collect`.
 
-A fourth, `accept`, asks whether the newest episodes are within the limit on average.
-
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
 depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
+A fourth call, `accept`, asks whether the newest episodes are within the limit on average.
 """
 
 from __future__ import annotations
