@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -133,9 +134,13 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
         )
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"
+        agent.requires_grad_(False)  # weights become constants of the traced function
         example = torch.zeros(1, len(agent.obs_mean))
-        mean = torch.jit.trace(lambda obs: agent.mean(agent.normalize(obs)), example)
-        torch.jit.save(mean, policy)
+        with warnings.catch_warnings():
+            # Its successor, torch.export, writes files that an older PyTorch may not read.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            mean = torch.jit.trace(lambda obs: agent.mean(agent.normalize(obs)), example)
+            torch.jit.save(mean, str(policy))
         command = [str(python), str(Path(__file__).with_name("play_upstream.py"))]
         command += [str(policy), str(output), f"--env-id={env_id}"]
         command += [f"--episodes={args.episodes}", f"--seed={args.seed}"]

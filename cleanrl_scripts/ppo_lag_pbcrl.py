@@ -192,7 +192,7 @@ class Args:
         return -(-self.total_timesteps // self.batch_size)
 
 
-# -- Agent -----------------------------------------------------------------------------------------
+# -- Net: edit me ----------------------------------------------------------------------------------
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
@@ -203,6 +203,9 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+
+
+# -- Agent -----------------------------------------------------------------------------------------
 
 
 class Agent(nn.Module):
@@ -279,7 +282,7 @@ class Agent(nn.Module):
         return actions
 
 
-# -- PPO -------------------------------------------------------------------------------------------
+# -- Losses: edit me -------------------------------------------------------------------------------
 
 
 class Batch(NamedTuple):
@@ -314,6 +317,9 @@ def value_loss(agent: Agent, mb: Batch) -> Tensor:
     error_r = agent.output(agent.critic_r, mb.obs).squeeze(-1) - mb.target_r
     error_c = agent.output(agent.critic_c, mb.obs).squeeze(-1) - mb.target_c
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
+
+
+# -- PPO -------------------------------------------------------------------------------------------
 
 
 def gae(
@@ -679,8 +685,8 @@ def train(args: Args) -> Path:
                 next_values[:, is_done] = agent.values(final.to(device))
             signals = torch.from_numpy(np.stack([rewards, costs]))
             ends = torch.from_numpy(terminated), is_done
-            factors = {"gamma": args.gamma, "lam": args.gae_lambda}
-            adv_r, adv_c = gae(signals, values, next_values, *ends, **factors)
+            gamma, lam = args.gamma, args.gae_lambda
+            adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
             # PbCRL: the scale of a learned cost is arbitrary, so it is divided out; but by the mean

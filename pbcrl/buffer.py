@@ -46,7 +46,7 @@ def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generato
             f"the pairs must be distinct: {num_trajectories} trajectories make {possible} pairs, "
             f"{num_pairs} were asked; draw fewer or collect more trajectories"
         )
-    if 2 * num_pairs > possible:  # dense: rejection would take for ever
+    if 2 * num_pairs > possible:  # dense: rejection sampling would be slow
         first, second = np.triu_indices(num_trajectories, k=1)
         chosen = rng.permutation(possible)[:num_pairs]
         pairs = np.stack([first[chosen], second[chosen]], axis=1)

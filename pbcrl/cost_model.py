@@ -407,7 +407,7 @@ class CostModel(LearnedCost):
         elif output.shape != batch:
             raise ValueError(
                 f"a network must return one number per step, {tuple(batch)} or {(*batch, 1)}, got "
-                f"{tuple(output.shape)}; mend the forward of {type(self.net).__name__}"
+                f"{tuple(output.shape)}; fix the forward of {type(self.net).__name__}"
             )
         return self._cost_of(output)
 

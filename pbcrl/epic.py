@@ -1,4 +1,4 @@
-"""EPIC distance of two step costs: do they ask the same of a policy, whatever policy is trained.
+"""EPIC distance of two step costs: whether they are equivalent for training, for any policy.
 
 Compares costs as functions of (s, a, s'), in torch; does not depend on cost models, labels or
 limits.

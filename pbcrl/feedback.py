@@ -41,7 +41,7 @@ class FeedbackLoop:
     logged after that state again and does not log them twice; a label that then differs is refused.
 
     Args:
-        oracle: Who answers; nobody else may call its `collect`.
+        oracle: Who answers; only this loop may call its `collect`.
         buffer: Where labelled pairs go. Trajectories that are compared offline are put into it
             before the first `ask`.
         rng: Draws the pairs. It is the caller's, and not part of `state_dict`.
@@ -328,7 +328,7 @@ class FeedbackLoop:
             self._log.close()
 
     def _submit(self, pairs: Pairs, *, due: int) -> None:
-        """Hand in queries one by one, so that each is known by its number whatever happens next."""
+        """Submit queries one by one, so that the number of each is known if a later one fails."""
         for pair in pairs:
             try:
                 (number,) = self.oracle.submit(self.buffer.queries(pair[None]))

@@ -259,7 +259,7 @@ def read_answers(folder: Path) -> dict[str, Label]:
             if number < len(lines):  # else somebody may be writing it just now
                 warnings.warn(
                     f"an answer is a line like {{'query': NAME, 'preference': 1, 'first_safe': 1, "
-                    f"'second_safe': 0}}, but line {number} of {path} is not ({error!r}); mend it, "
+                    f"'second_safe': 0}}, but line {number} of {path} is not ({error!r}); fix it, "
                     "and it will be read",
                     RuntimeWarning,
                     stacklevel=3,

@@ -22,7 +22,7 @@ class FunctionOracle:
     without being answered are asked again without being counted again.
 
     Args:
-        ask: Answers one query; called in a thread of its own. What it raises is raised by the next
+        ask: Answers one query; called in a separate thread. What it raises is raised by the next
             `collect` or `label`. A query from `submit` is then asked again.
         path: File of the log; missing folders are made. An existing log is continued, so that its
             budget holds over all processes that ever used it, one at a time.

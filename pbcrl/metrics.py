@@ -199,7 +199,7 @@ def expected_calibration_error(
     Args:
         probability: Of the event, (n,), in [0, 1].
         outcome: 1 where the event happened, 0 where not, or a frequency between (0.5 for a tie);
-            NaN where nobody said, which leaves the row out. (n,).
+            NaN where unknown, which leaves the row out. (n,).
         num_bins: >= 1. More bins see more, and more noise: some sqrt(num_bins / n).
 
     Returns:

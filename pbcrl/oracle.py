@@ -85,7 +85,7 @@ def num_queries(num_episodes: int) -> int:
 
 @dataclass(frozen=True)
 class Teacher:
-    """How somebody answers who feels the true costs; the default is without fault.
+    """How a simulated teacher answers from true costs; the default makes no mistakes.
 
     The irrational teachers of B-Pref (Lee et al. 2021), with costs in the place of returns. Numbers
     are in units of true episode cost, and used as they are. Each applies to the preference, in this
@@ -143,7 +143,7 @@ def make_teacher(name: str, *, cost_scale: float, horizon: int) -> Teacher:
     """Return one of `TEACHERS`, each with one weakness, for a task with costs of a known size.
 
     - `perfect`: none.
-    - `beta`: 3 / scale, so that a difference of one scale is told right 95 times in 100.
+    - `beta`: 3 / scale, so that a difference of one scale is ordered correctly 95 times in 100.
     - `mistake`: slips at one label in ten, of each kind; B-Pref's rate.
     - `skip`: no answer if both cost more than two scales.
     - `equal`: a tie within half a scale.
@@ -231,9 +231,9 @@ class SyntheticOracle(_AnswersAtOnce):
 
     Args:
         cost_limit: d >= 0, the true limit, per episode.
-        budget: Most queries to take; None is no bound. A skipped query counts: somebody has looked
-            at it. (B-Pref counts only those that got an answer.)
-        teacher: Who answers; by default somebody without fault.
+        budget: Most queries to take; None is no bound. A skipped query counts, since it
+            was shown. (B-Pref counts only those that got an answer.)
+        teacher: Who answers; by default one that makes no mistakes.
         rng: Source of chance; needed if the teacher is random.
 
     Raises:

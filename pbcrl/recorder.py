@@ -1,6 +1,6 @@
 """From the steps of environments to whole episodes, single and vectorised, without a cost model.
 
-Gymnasium hands out the last step of an episode in different places, depending on how the envs
+Gymnasium returns the last step of an episode in different places, depending on how the envs
 reset themselves; what reads `infos` here hides that. Does not depend on models, labels or training.
 """
 
@@ -118,7 +118,7 @@ def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
 
 
 class TrajectoryRecorder:
-    """Collects the rows of N environments that step together and hands out finished episodes.
+    """Collects the rows of N environments that step together and returns finished episodes.
 
     The vector wrapper's memory, and usable without a cost model, to collect a dataset. Costs a few
     array writes per step for any N: an environment is looked at alone only when its episode ends.
@@ -237,14 +237,14 @@ class TrajectoryRecorder:
     def drop_unfinished(self) -> None:
         """Forget the rows of all unfinished episodes, as after a reset.
 
-        Warns once if that is all that ever happens: no episode would be handed out.
+        Warns once if that is all that ever happens: no episode would be returned.
         """
         self._num_dropped += bool(self.lengths.any())
         self.lengths[:] = 0
         if self._num_dropped == _MANY_RESETS and not self._has_ended:
             self._num_dropped += 1
             warnings.warn(
-                "an episode is handed out when it ends, but none has ended yet, and "
+                "an episode is returned when it ends, but none has ended yet, and "
                 f"{_MANY_RESETS} were cut off by reset(); step until terminated or truncated, and "
                 "put TimeLimit inside the wrapper that records, not outside",
                 RuntimeWarning,

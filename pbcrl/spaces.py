@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pbcrl.trajectory import FloatArray, ObsArray
 
-_MEND_ENV = "mend the env, or the space that it declares"
+_FIX_ENV = "fix the env, or the space that it declares"
 _MEND_POLICY = "check the output of the policy; the episode goes on as if it was never sent"
 
 
@@ -77,10 +77,10 @@ def obs_rows(space: Space[Any], obs: Any, *, num_envs: int | None = None) -> Obs
         if not np.can_cast(given.dtype, np.uint8):
             raise ValueError(
                 f"obs of a uint8 space must be uint8, got {given.dtype}, which would be cut off; "
-                f"{_MEND_ENV}"
+                f"{_FIX_ENV}"
             )
-        return _flat(space, given, _batch(num_envs), "obs", _MEND_ENV).astype(np.uint8)
-    return _float32(_flat(space, obs, _batch(num_envs), "obs", _MEND_ENV))
+        return _flat(space, given, _batch(num_envs), "obs", _FIX_ENV).astype(np.uint8)
+    return _float32(_flat(space, obs, _batch(num_envs), "obs", _FIX_ENV))
 
 
 def action_rows(space: Space[Any], actions: Any, *, num_envs: int | None = None) -> FloatArray:

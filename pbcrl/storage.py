@@ -290,7 +290,7 @@ class FolderLock:
 
     @property
     def held(self) -> bool:
-        """Whether nobody else can write: until `release`."""
+        """Whether this process holds the lock: until `release`."""
         return self.release.alive
 
     def __enter__(self) -> FolderLock:

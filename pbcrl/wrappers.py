@@ -1,7 +1,7 @@
 """The learned cost in place of the true one, for single and for vectorised environments.
 
 A wrapper scores every step with a cost model, so that code which reads `info["cost"]` trains on the
-learned cost unchanged, and hands out each finished episode as a `Trajectory`. Does not depend on
+learned cost unchanged, and returns each finished episode as a `Trajectory`. Does not depend on
 labels, limits or training.
 """
 
@@ -382,9 +382,9 @@ _WRAPPED_TWICE = (
 _REMEDY = {
     "action": "check the policy for divergence; the episode goes on as if it was never sent",
     "learned cost": "the cost model has diverged: load its last sound checkpoint",
-    "obs": "mend the env, or end its episode before this; call reset() to go on",
-    "reward": "mend the env, or end its episode before this; call reset() to go on",
-    "cost": "mend the env's info['cost']; call reset() to go on",
+    "obs": "fix the env, or end its episode before this; call reset() to go on",
+    "reward": "fix the env, or end its episode before this; call reset() to go on",
+    "cost": "fix the env's info['cost']; call reset() to go on",
 }
 
 

@@ -16,7 +16,7 @@ from .every_space import ACTION_SPACES, OBS_SPACES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
-SHOW_VECTOR_ENVS = ["index.md", "driving.md"]
+SHOW_VECTOR_ENVS = ["index.md", "driving.md", "robotics.md", "scripts.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -329,6 +329,16 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     for skipped, source in block.findall(read(page)):
         if not skipped:
             exec(compile(source, page.name, "exec"), namespace)
+
+
+@each_page
+def test_the_lines_that_a_diff_changes_are_in_a_training_script(page):
+    for diff in re.findall(r"^```diff\n(.*?)^```$", read(page), re.M | re.S):
+        kept = [line[1:] for line in diff.splitlines() if line[0] in " -"]
+        assert kept
+        scripts = "ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py"
+        # In one at least: whoever changes another must not have to change the page.
+        assert any("\n".join(kept) in read(SCRIPTS / script) for script in scripts)
 
 
 def anchors(page: Path) -> set[str]:

@@ -103,7 +103,7 @@ def test_a_line_that_is_no_answer_is_named_and_does_not_end_the_run(tmp_path):
     ):
         (tmp_path / "answers.jsonl").write_text(wrong + "\n")
         answer(tmp_path, name, preference=1)
-        with pytest.warns(RuntimeWarning, match=r"line 1 of .*answers\.jsonl is not .* mend it"):
+        with pytest.warns(RuntimeWarning, match=r"line 1 of .*answers\.jsonl is not .* fix it"):
             assert read_labelled(tmp_path)[2][0].preference == 1
     with pytest.warns(RuntimeWarning, match="line 1"):
         assert len(oracle.collect()) == 1

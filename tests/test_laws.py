@@ -259,7 +259,7 @@ def test_any_trajectories_come_back_bit_by_bit_also_from_a_killed_run(
 # -- Recorder and wrapper --------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:an episode is handed out when it ends")
+@pytest.mark.filterwarnings("ignore:an episode is returned when it ends")
 @law
 @given(st.integers(1, 4), st.booleans(), st.data())
 def test_the_recorder_splits_any_interleaving_as_a_list_per_env_does(num_envs, has_costs, data):

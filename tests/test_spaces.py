@@ -138,7 +138,7 @@ def test_an_action_that_is_not_of_its_space_is_refused(space, value, message):
     ("space", "value", "message"),
     [
         (Dict(a=Discrete(2), b=Discrete(2)), {"a": 0}, r"keys \['a', 'b'\] of its space, got \['a"),
-        (Tuple([Discrete(2)]), (0, 1), "have the 1 parts of its space, got 2; mend the env"),
+        (Tuple([Discrete(2)]), (0, 1), "have the 1 parts of its space, got 2; fix the env"),
         (Dict(a=Tuple([Discrete(2)])), {"a": (7,)}, r"^obs\['a'\]\[0\] must lie in Discrete\(2\)"),
     ],
 )

@@ -330,13 +330,13 @@ def test_the_env_that_an_action_out_of_range_goes_to_is_named_and_the_episodes_g
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"obs": {2: np.nan}}, "^obs must be finite, got nan at step 2 of an episode in env 1; m"),
-        ({"obs": {3: np.nan}}, "^obs must be finite, got nan at step 3 of an episode in env 1; m"),
-        ({"obs": {0: np.inf}}, "^obs must be finite, got inf at reset in env 1; mend"),
+        ({"obs": {2: np.nan}}, "^obs must be finite, got nan at step 2 of an episode in env 1"),
+        ({"obs": {3: np.nan}}, "^obs must be finite, got nan at step 3 of an episode in env 1"),
+        ({"obs": {0: np.inf}}, "^obs must be finite, got inf at reset in env 1; fix"),
         ({"reward": {3: np.inf}}, "^reward must be finite, got inf at step 3 of an episode in env"),
         (
             {"cost": {3: np.nan}},
-            "^cost must be finite, got nan at step 3 of an episode in env 1; mend",
+            "^cost must be finite, got nan at step 3 of an episode in env 1",
         ),
     ],
 )

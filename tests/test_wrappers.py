@@ -188,13 +188,13 @@ def test_a_non_finite_action_is_refused_and_the_episode_goes_on(value):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        ({"obs": {2: np.nan}}, "^obs must be finite, got nan at step 2 of an episode; mend the"),
-        ({"obs": {3: np.nan}}, "^obs must be finite, got nan at step 3 of an episode; mend the"),
-        ({"obs": {0: np.inf}}, "^obs must be finite, got inf at reset; mend the env"),
-        ({"reward": {1: -np.inf}}, "^reward must be finite, got -inf at step 1 of an episode; me"),
+        ({"obs": {2: np.nan}}, "^obs must be finite, got nan at step 2 of an episode; fix the"),
+        ({"obs": {3: np.nan}}, "^obs must be finite, got nan at step 3 of an episode; fix the"),
+        ({"obs": {0: np.inf}}, "^obs must be finite, got inf at reset; fix the env"),
+        ({"reward": {1: -np.inf}}, "^reward must be finite, got -inf at step 1 of an episode; fix"),
         (
             {"cost": {3: np.nan}},
-            r"^cost must be finite, got nan at step 3 of an episode; mend the env's info\['cost'\]",
+            r"^cost must be finite, got nan at step 3 of an episode; fix the env's info\['cost'\]",
         ),
         ({"cost": {1: 1e300}}, "^cost must be finite, got inf at step 1 of an episode"),
     ],
@@ -246,7 +246,7 @@ def test_an_observation_of_another_shape_than_its_space_is_refused():
             return super().obs()[:, None]
 
     env = PreferenceCostWrapper(Column(), linear_model())
-    with pytest.raises(ValueError, match=r"obs must have the shape \(2,\) .*, got \(2, 1\); mend"):
+    with pytest.raises(ValueError, match=r"obs must have the shape \(2,\) .*, got \(2, 1\); fix"):
         env.reset()
 
 

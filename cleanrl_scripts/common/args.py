@@ -1,4 +1,4 @@
-"""The scripts' arguments: parsed, checked before anything is made, taken up again by `--resume`."""
+"""The scripts' arguments: parsed, checked before anything is made, restored by `--resume`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def check_args(args: Any) -> None:
         for name in names.split():
             value = given.get(name)
             values = value if isinstance(value, tuple) else () if value is None else (value,)
-            if not all(map(holds, values)):
-                raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value}")
+            if not all(isinstance(each, int | float) and holds(each) for each in values):
+                raise ValueError(f"--{name.replace('_', '-')} must be {rule}, got {value!r}")
     run_name = given.get("run_name")
     if run_name is not None and (Path(run_name).name != run_name or run_name == ".."):
         raise ValueError(
@@ -82,6 +82,12 @@ def check_args(args: Any) -> None:
             "--device cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is "
             f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
             "or leave out --device"
+        )
+    path = given.get("save_trajectories")
+    if path is not None and args.resume is None and (Path(path) / "manifest.safetensors").exists():
+        raise ValueError(
+            f"--save-trajectories names a new folder, but {path} holds a dataset; choose another, "
+            "or remove it"
         )
     dataset = given.get("dataset")
     if dataset is not None and not Path(dataset).exists():
@@ -152,7 +158,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
-    """Parse the arguments and train; errors that a user can mend are one line, not a traceback."""
+    """Parse the arguments and train; errors that a user can fix are one line, not a traceback."""
     words = sys.argv[1:] if argv is None else argv
     # 1e6 counts steps as well as 1000000 does.
     words = [str(int(float(w))) if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", w) else w for w in words]

@@ -73,10 +73,12 @@ class Run:
             )
         self._lock = FolderLock(self.folder)
         remove_leftovers(self.folder)
+        kept, source = self.folder / f"{name}.py", Path(script).read_bytes()
+        is_changed = kept.exists() and kept.read_bytes() != source
+        write_atomically(kept, source)
         if args.resume is None:
             versions = {"pbcrl": pbcrl.__version__, "torch": torch.__version__}
             stored = {"script": name, **dataclasses.asdict(args), "versions": versions}
-            write_atomically(self.folder / f"{name}.py", Path(script).read_bytes())
             write_atomically(self.folder / "args.json", _json(stored))
         self._metrics = (self.folder / "metrics.jsonl").open("a")
         self._board = SummaryWriter(str(self.folder))
@@ -89,6 +91,8 @@ class Run:
         self.stage_seconds: dict[str, float] = {}
         """How long each stage took, all parts of a run that was resumed together."""
         self._stage: tuple[str, float] | None = None  # its name, and when it began
+        if args.resume is not None and is_changed:
+            self.warn(f"{name}.py has changed since the run began; it goes on with the new one")
 
     def __enter__(self) -> Run:
         return self
@@ -103,7 +107,7 @@ class Run:
         if error is not None:
             self._say_kept(error)
         self._metrics.close()
-        # TensorBoard's writer waits for its thread, and for ever if Ctrl-C came while an event was
+        # TensorBoard's writer waits for its thread, without end if Ctrl-C came while an event was
         # handed over: the run then ends without its last events. metrics.jsonl has them all.
         closing = threading.Thread(target=self._board.close, daemon=True)
         closing.start()

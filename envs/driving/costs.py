@@ -178,7 +178,7 @@ def make_highway_env(
 
 
 def _check(config: Mapping[str, Any], *, proximity: Any) -> None:
-    """Refuse by name what highway-env takes in silence, or breaks on far from the cause."""
+    """Refuse what highway-env accepts silently, or fails on later and elsewhere."""
     for name in ("lanes_count", "policy_frequency", "simulation_frequency"):
         if config.get(name, 1) < 1:
             raise ValueError(f"{name} must be >= 1, got {config[name]}")

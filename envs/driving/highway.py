@@ -103,7 +103,7 @@ class ScriptedVehicle(_PaperVehicle):
     """A car of the paper's traffic: constant speed, and steering by a schedule."""
 
     schedule: Floats = np.zeros(1)
-    """Steering, frame by frame; the last one goes on for ever."""
+    """Steering, frame by frame; the last one is repeated."""
     frame: int = 0
     """Euler steps since the start of the episode."""
 

@@ -96,7 +96,7 @@ class Scenario:
         return means, np.array([car.speed_std for car in self.traffic], dtype=np.float64)
 
     def steering_schedule(self) -> NDArray[np.float64]:
-        """Steering of the traffic, frame by frame; the last column goes on for ever. (C - 1, F)."""
+        """Steering of the traffic, frame by frame; the last column is repeated. (C - 1, F)."""
         rows = [
             np.repeat(
                 [command for _, command in car.steering],

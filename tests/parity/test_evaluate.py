@@ -23,14 +23,8 @@ def evaluate(monkeypatch):
     )
 
 
-class Scripts:
-    evaluate = load("evaluate")
-
-
 def test_a_policy_is_played_on_both_sides_and_compared(evaluate, tmp_path, capsys):
-    run = small_run(
-        Scripts, tmp_path / "run", env_id="SafetyWalker2dVelocity-v1", obs_dim=17, act_dim=6
-    )
+    run = small_run(tmp_path / "run", env_id="SafetyWalker2dVelocity-v1")
     evaluate(run, episodes=20)
     shown = dict(map(str.split, capsys.readouterr().out.splitlines()))
     ours, theirs = float(shown["return"]), float(shown["upstream_return"])
@@ -43,6 +37,6 @@ def test_a_policy_is_played_on_both_sides_and_compared(evaluate, tmp_path, capsy
 
 
 def test_a_task_that_the_real_package_lacks_is_refused_in_its_words(evaluate, tmp_path):
-    run = small_run(Scripts, tmp_path / "run", env_id="PointHazards-v0", obs_dim=4, act_dim=2)
+    run = small_run(tmp_path / "run", env_id="PointHazards-v0")
     with pytest.raises(RuntimeError, match="id must be one of Safety-Gymnasium's, got 'PointHaz"):
         evaluate(run, episodes=2)

@@ -17,7 +17,7 @@ SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 SMALL = {
     "num_envs": 4,
     "num_steps": 100,
-    "epochs": 2,
+    "update_epochs": 2,
     "minibatch_size": 200,
     "hidden_sizes": (16,),
     "eval_episodes": 4,
@@ -26,22 +26,36 @@ SMALL = {
 """Arguments of a run on the toy that takes about a second."""
 
 
-def load(name: str) -> ModuleType:
-    """Load a script, and `run_io`, which it finds beside itself, from the folder of scripts."""
+def load(name: str, path: Path | None = None) -> ModuleType:
+    """Load a script as `name`, by default the one of that name in the folder of scripts."""
     if str(SCRIPTS) not in sys.path:
-        sys.path.insert(0, str(SCRIPTS))
+        sys.path.insert(0, str(SCRIPTS))  # where scripts find `common`
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path or SCRIPTS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
+def load_edited(name: str, folder: Path, *changes: tuple[str, str]) -> ModuleType:
+    """Load a copy of a script, in a new folder, in which pieces of its text were replaced."""
+    text = (SCRIPTS / f"{name}.py").read_text()
+    for old, new in changes:
+        if old not in text:
+            pytest.skip(f"{name}.py has been edited: it has no {old!r}")
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    folder.mkdir()
+    path = folder / f"{name}.py"  # the script's name is part of a run
+    path.write_text(text)
+    return load(f"{name}_of_{folder.name}", path)
+
+
 @pytest.fixture(scope="session")
 def scripts() -> SimpleNamespace:
-    names = "run_io", "ppo_lag", "ppo_lag_pbcrl", "evaluate"
+    names = "ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf", "evaluate"
     return SimpleNamespace(**{name: load(name) for name in names})
 
 
@@ -74,6 +88,32 @@ class BrokenReward(gym.Wrapper):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
         return obs, float("nan") if self.steps == 3 else reward, terminated, truncated, info
+
+
+class HugeReward(gym.Wrapper):
+    """The toy with one reward of 1e38, finite and absurd, in the second episode of each env."""
+
+    episode = -1
+
+    def reset(self, **kwargs):
+        self.steps, self.episode = 0, self.episode + 1
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        is_huge = (self.episode, self.steps) == (1, 3)
+        return obs, 1e38 if is_huge else reward, terminated, truncated, info
+
+
+class Raising(gym.Wrapper):
+    """The toy, which looks something up in its fifth step that is not there."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        return {}["wind"] if self.steps == 5 else self.env.step(action)
 
 
 class Diverging(gym.Wrapper):
@@ -118,6 +158,8 @@ VARIANTS = {
     "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
     "TestToyFalling-v0": lambda **kw: Falling(PointHazardsEnv(**kw)),
     "TestToyBlind-v0": blind,
+    "TestToyHuge-v0": lambda **kw: HugeReward(PointHazardsEnv(**kw)),
+    "TestToyRaising-v0": lambda **kw: Raising(PointHazardsEnv(**kw)),
     "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
 }
 

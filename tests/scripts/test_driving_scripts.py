@@ -8,10 +8,7 @@ import pytest
 from pbcrl import TrajectoryDataset
 
 from .conftest import SMALL
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+from .runs import rows
 
 
 # Twenty random episodes may all be unsafe.

@@ -2,47 +2,68 @@
 
 import json
 import re
+import shutil
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from pbcrl import save_tensors
-from tests.scripts.conftest import load
+from pbcrl.storage import save_tensors
+
+from .conftest import SCRIPTS, load
 
 
-def test_the_policy_that_plays_upstream_is_the_agents(scripts):
-    torch.manual_seed(0)
-    agent = scripts.evaluate.Agent(5, 2, hidden_sizes=(8, 8))
-    obs = torch.randn(50, 5)
-    agent.update_normalizer(3 * obs + 1)
-    policy = load("play_upstream").Policy(agent.state_dict(), noise=None)
-    expected = agent.mean(agent.normalize(obs)).detach().numpy()
-    for row, action in zip(obs.numpy(), expected, strict=True):
-        np.testing.assert_allclose(policy(row), action, atol=1e-6)
-
-
-def test_its_noise_has_the_agents_spread(scripts):
-    agent = scripts.evaluate.Agent(5, 2, hidden_sizes=(8,), initial_log_std=-1.0)
-    noise = torch.Generator().manual_seed(0)
-    policy = load("play_upstream").Policy(agent.state_dict(), noise=noise)
-    actions = np.array([policy(np.zeros(5)) for _ in range(2000)])
-    np.testing.assert_allclose(actions.std(axis=0), np.exp(-1), rtol=0.1)
-
-
-def small_run(scripts, folder, *, env_id, obs_dim, act_dim, **meta):
+def small_run(folder, *, env_id):
     """What `evaluate.py` reads of a run, with an agent that has learned nothing."""
-    agent = scripts.evaluate.Agent(obs_dim, act_dim, hidden_sizes=(8,))
+    script = load("ppo_lag")
+    args = script.Args(env_id=env_id, hidden_sizes=(8,), initial_log_std=-1.0)
+    agent = script.Agent(script.make_envs(env_id, 1), args)
     folder.mkdir()
-    (folder / "args.json").write_text(json.dumps({"cost_limit": None}))
-    meta |= {"env_id": env_id, "obs_dim": obs_dim, "act_dim": act_dim, "hidden_sizes": [8]}
-    path = folder / "agent.safetensors"
+    (folder / "args.json").write_text(json.dumps({"script": "ppo_lag", **vars(args)}))
+    shutil.copy(SCRIPTS / "ppo_lag.py", folder)
+    path, meta = folder / "agent.safetensors", {"env_id": env_id}
     save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
     return folder
 
 
+THEIRS = """
+import sys
+import numpy as np, torch
+_, policy, output, *words = sys.argv[1:]
+obs = torch.linspace(-1, 1, 40).reshape(10, 4)
+std = list(map(float, words[words.index("--std") + 1 :])) if "--std" in words else []
+with torch.no_grad():
+    means = np.concatenate([torch.jit.load(policy)(row[None]) for row in obs])
+np.savez(output, returns=means.sum(1), costs=np.array([float("--episodes=2" in words), *std]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stochastic", [False, True])
+def test_the_policy_that_is_handed_over_is_the_agents_with_its_noise(scripts, tmp_path, stochastic):
+    """In the place of the other environment's interpreter stands one that says what it got."""
+    (tmp_path / "theirs.py").write_text(THEIRS)
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "theirs.py"} "$@"\n')
+    interpreter.chmod(0o755)
+    run = small_run(tmp_path / "run", env_id="PointHazards-v0")
+    args = scripts.evaluate.Args(
+        str(run), episodes=2, upstream_python=str(interpreter), stochastic=stochastic
+    )
+    trained = json.loads((run / "args.json").read_text())
+    agent, env_id, _ = scripts.evaluate.load_agent(run, trained, None, trusted=False)
+    torch.nn.init.normal_(agent.mean[-1].weight)
+    agent.update_normalizer(3 * torch.randn(50, 4) + 1)
+    acted, (has_episodes, *std) = scripts.evaluate.play_upstream(args, agent, env_id)
+    ours = agent.act(torch.linspace(-1, 1, 40).reshape(10, 4).numpy())
+    np.testing.assert_allclose(acted, ours.sum(axis=1), atol=1e-5)
+    assert has_episodes
+    np.testing.assert_allclose(std, np.exp([-1.0, -1.0]) if stochastic else [], rtol=1e-6)
+
+
 def test_an_interpreter_that_is_not_there_is_named_with_what_builds_it(scripts, tmp_path):
-    run = small_run(scripts, tmp_path / "run", env_id="PointHazards-v0", obs_dim=4, act_dim=2)
+    run = small_run(tmp_path / "run", env_id="PointHazards-v0")
     missing = tmp_path / "bin" / "python"
     args = scripts.evaluate.Args(
         str(run), episodes=2, torch_threads=1, upstream=True, upstream_python=str(missing)

@@ -1,28 +1,36 @@
 """A run that was cut off at any moment, and goes on, ends as if nothing had happened."""
 
 import json
-import math
 import multiprocessing
 import os
+import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from pbcrl import (
-    CorruptFileError,
-    Label,
-    LabelLog,
-    StorageError,
-    TrajectoryDataset,
-    load_tensors,
-    read_labels,
+from pbcrl.dataset import TrajectoryDataset
+from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
+from pbcrl.label_log import read_labels
+
+from ..power_cut import PowerCut
+from .conftest import SCRIPTS, SMALL, load, load_edited, write_dataset
+from .runs import (
+    assert_same_dataset,
+    assert_same_run,
+    cut_off,
+    metrics,
+    resume,
+    rows,
+    small_ppo_lag,
+    small_rlsf,
+    summary,
 )
-
-from .conftest import SCRIPTS, SMALL, load, write_dataset
 
 # So small runs leave measures undefined, and noisy labels contradict each other.
 pytestmark = [
@@ -48,6 +56,18 @@ PBCRL = {
 RLSF = {"classifier_steps": 5, "queries": 200}
 
 
+# -- Kills and power cuts --------------------------------------------------------------------------
+
+
+def forkserver():
+    """Children start in a moment: the server has imported what takes long, and trained nothing."""
+    context = multiprocessing.get_context("forkserver")
+    # PyTorch's optimizers import torch._dynamo, which takes longer than these runs.
+    names = "torch", "torch._dynamo", "torch.utils.tensorboard", "pbcrl", "pbcrl_envs.toy", "tyro"
+    context.set_forkserver_preload(list(names))
+    return context
+
+
 def start(script, options):
     """Run a script as a child of the server, in silence."""
     sys.path.insert(0, str(SCRIPTS))
@@ -56,18 +76,19 @@ def start(script, options):
     module.train(module.Args(**options))
 
 
+def go_on(folder, options):
+    """The arguments that continue a run, or begin it if there is none."""
+    return {"resume": str(folder)} if (folder / "args.json").exists() else options
+
+
 def run_with_kills(script, options, folder, *, kills, seed):
     """Start a run, kill it at random moments all over it, and let it end; return its exit status.
 
     As many as `kills`, but that the last may come too late.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "gymnasium", "torch.utils.tensorboard"])
     rng = np.random.default_rng(seed)
     for number in range(kills + 1):
-        cut_off = (folder / "args.json").exists()
-        again = {"resume": str(folder)} if cut_off else options
-        child = context.Process(target=start, args=(script, again))
+        child = forkserver().Process(target=start, args=(script, go_on(folder, options)))
         child.start()
         if number < kills:
             # From where the run is in its folder: before that, there is nothing to lose. By its
@@ -95,34 +116,6 @@ def progress(folder):
     return log.read_text().count("\n") if log.exists() else -1
 
 
-def metrics(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
-
-
-def summary(folder):
-    found = json.loads((folder / "summary.json").read_text())
-    return {k: v for k, v in found.items() if "seconds" not in k and k != "steps_per_second"}
-
-
-def assert_same_run(folder, other):
-    assert metrics(folder) == metrics(other)
-    assert summary(folder) == summary(other)
-    for name, kind in [
-        ("agent", "agent"),
-        ("cost_model", "cost-model"),
-        ("classifier", "classifier"),
-    ]:
-        path = folder / f"{name}.safetensors"
-        assert path.exists() == (other / path.name).exists()
-        if path.exists():
-            ours, theirs = (load_tensors(f / path.name, kind=kind)[0] for f in (folder, other))
-            assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
-    if (folder / "labels.jsonl").exists():
-        ours, theirs = (read_labels(f / "labels.jsonl") for f in (folder, other))
-        assert repr(ours) == repr(theirs)  # as many, and in the same order
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "options", "kills"),
@@ -145,54 +138,117 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
         folders.append(folder)
     assert_same_run(*folders)
     if script == "ppo_lag":
-        ours, theirs = (TrajectoryDataset(tmp_path / f"{f.name}_episodes") for f in folders)
-        assert ours.seen == theirs.seen > len(ours) == len(theirs) == 30
-        np.testing.assert_array_equal(ours.episodes, theirs.episodes)
-        for one, other in zip(ours, theirs, strict=True):
-            np.testing.assert_array_equal(one.obs, other.obs)
+        assert_same_dataset(*(tmp_path / f"{f.name}_episodes" for f in folders))
+        dataset = TrajectoryDataset(tmp_path / "killed_episodes")
+        assert dataset.seen > len(dataset) == 30
 
 
-class Stop(BaseException):
-    """As sudden as a kill, but in this process."""
+TINY = {
+    **SMALL,
+    "env_id": "PointHazards-v0",
+    "num_envs": 2,
+    "update_epochs": 1,
+    "hidden_sizes": (8,),
+    "eval_episodes": 2,
+    "total_timesteps": 1_200,
+    "checkpoint_interval": 2,
+    "run_name": "run",
+}
+TINY_PBCRL = {
+    "offline_queries": 40,
+    "online_queries": 8,
+    "pretrain_epochs": 2,
+    "cost_hidden_sizes": (8,),
+    "preference_noise": 0.1,
+    "finetune_interval": 1,
+}
 
 
-def cut_off(module, args, *, after, monkeypatch):
-    """Train, and stop when `after` iterations have been logged."""
-    log, seen = module.Run.log, []
+def cut_the_power(script, options, place, cuts):
+    """In a child of the server: run once to the end, then again and again with a power cut.
 
-    def log_and_stop(run, step, values):
-        log(run, step, values)
-        seen.append(step)
-        if len(seen) == after:
-            raise Stop
+    The folders are `place/whole` and `place/cut-NUMBER`, with the run and its dataset; those whose
+    run does not go on have no summary.
+    """
+    sys.path.insert(0, str(SCRIPTS))
+    module = __import__(script)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    sys.stderr = open(place / f"{cuts.start}.log", "w")  # noqa: SIM115
 
-    with monkeypatch.context() as patched:
-        patched.setattr(module.Run, "log", log_and_stop)
-        with pytest.raises(Stop):
-            module.train(args)
+    def train(folder):
+        if (folder / "run" / "summary.json").exists():
+            return
+        episodes = str(folder / "episodes")
+        more = {"save_trajectories": episodes} if script == "ppo_lag" else {}
+        arguments = {**options, **more, "runs_dir": str(folder)}
+        module.train(module.Args(**go_on(folder / "run", arguments)))
+
+    def disk(name):
+        (place / name).mkdir()
+        return PowerCut(place / name, scratch=place / f"scratch-{name}")
+
+    whole = disk(f"whole-{cuts.start}")
+    assert whole.fork(lambda: train(whole.folder)) == 0
+    for number in cuts:
+        rng = random.Random(number)
+        cut = disk(f"cut-{number}")
+        status = cut.fork(lambda: train(cut.folder), at=rng.randint(1, whole.moments))  # noqa: B023
+        assert status in (-signal.SIGKILL, 0), status
+        print("cut", number, cut.cut(rng), file=sys.stderr, flush=True)
+        assert cut.fork(lambda: train(cut.folder)) == 0  # noqa: B023
+    whole.folder.rename(place / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        range(3),
+        pytest.param(range(100, 117), marks=pytest.mark.nightly),
+    ],
+    ids=len,
+)
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [("ppo_lag", {"max_trajectories": 6}), ("ppo_lag_pbcrl", TINY_PBCRL), ("ppo_lag_rlsf", RLSF)],
+)
+def test_a_run_goes_on_from_what_a_power_cut_leaves_and_ends_bit_identical(
+    script, options, cuts, tmp_path, toy_dataset
+):
+    """3 x 17 cuts, at any moment and with any of what was not synced on the disk or not."""
+    options = {**TINY, **options}
+    if script != "ppo_lag":
+        options["dataset"] = str(toy_dataset)
+    child = forkserver().Process(target=cut_the_power, args=(script, options, tmp_path, cuts))
+    child.start()
+    child.join()
+    assert child.exitcode == 0, (tmp_path / f"{cuts.start}.log").read_text()
+    for number in cuts:
+        assert_same_run(tmp_path / f"cut-{number}" / "run", tmp_path / "whole" / "run")
+        if script == "ppo_lag":
+            assert_same_dataset(*(tmp_path / f / "episodes" for f in (f"cut-{number}", "whole")))
+
+
+# -- In this process -------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def pbcrl_args(scripts, tmp_path, toy_dataset):
     def make(name, **changes):
         place = {"runs_dir": str(tmp_path), "run_name": name, "dataset": str(toy_dataset)}
+        place["total_timesteps"] = 4_000
         return scripts.ppo_lag_pbcrl.Args(**{**RUN, **PBCRL, **place, **changes})
 
     return make
-
-
-def resume(module, folder):
-    return module.train(module.Args(resume=str(folder)))
 
 
 def test_a_pbcrl_run_goes_on_from_between_two_checkpoints(
     scripts, tmp_path, pbcrl_args, monkeypatch
 ):
     module = scripts.ppo_lag_pbcrl
-    whole = module.train(pbcrl_args("whole", checkpoint_interval=4, label_delay=1))
-    args = pbcrl_args("cut", checkpoint_interval=4, label_delay=1)
-    cut_off(module, args, after=11, monkeypatch=monkeypatch)
-    assert len(metrics(tmp_path / "cut")) == 11
+    whole = module.train(pbcrl_args("whole", checkpoint_interval=4))
+    cut_off(module, pbcrl_args("cut", checkpoint_interval=4), after=7, monkeypatch=monkeypatch)
+    assert len(metrics(tmp_path / "cut")) == 7
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
 
@@ -211,16 +267,40 @@ def test_a_run_in_bfloat16_repeats_itself_and_goes_on(scripts, tmp_path, monkeyp
 
 def test_a_run_without_an_offline_stage_goes_on_too(scripts, tmp_path, pbcrl_args, monkeypatch):
     module = scripts.ppo_lag_pbcrl
-    options = {"offline_queries": 0, "online_queries": 80, "dataset": None}
+    options = {"offline_queries": 0, "online_queries": 40, "dataset": None}
     whole = module.train(pbcrl_args("whole", **options))
-    assert summary(whole)["queries_used"] == 80
+    assert summary(whole)["queries_used"] == 40
     assert summary(whole)["pretrained_pair_accuracy"] is None
-    cut_off(module, pbcrl_args("cut", **options), after=7, monkeypatch=monkeypatch)
+    cut_off(module, pbcrl_args("cut", **options), after=4, monkeypatch=monkeypatch)
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
 
 
-def test_envs_whose_state_nobody_knows_begin_their_episodes_anew(
+def test_a_run_that_was_moved_goes_on_in_its_new_place(scripts, tmp_path, monkeypatch):
+    module = scripts.ppo_lag
+    options = {"checkpoint_interval": 1}
+    whole = module.train(small_ppo_lag(scripts, tmp_path, run_name="whole", **options))
+    args = small_ppo_lag(scripts, tmp_path, run_name="cut", **options)
+    cut_off(module, args, after=2, monkeypatch=monkeypatch)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "cut").rename(tmp_path / "elsewhere" / "moved")
+    assert_same_run(resume(module, tmp_path / "elsewhere" / "moved"), whole)
+
+
+def test_a_script_that_has_changed_in_between_is_said_and_kept(
+    scripts, tmp_path, monkeypatch, capsys
+):
+    edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU()", "nn.Tanh()"))
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
+    folder = resume(edited, tmp_path / "run")
+    said = "ppo_lag.py has changed since the run began; it goes on with the new one"
+    assert f"warning: {said}" in capsys.readouterr().out
+    assert summary(folder)["warnings"] == [said]
+    assert (folder / "ppo_lag.py").read_bytes() == Path(edited.__file__).read_bytes()
+
+
+def test_envs_whose_state_nobody_knows_begin_their_episodes_again(
     scripts, tmp_path, pbcrl_args, toy_episodes, monkeypatch
 ):
     module = scripts.ppo_lag_pbcrl
@@ -228,27 +308,130 @@ def test_envs_whose_state_nobody_knows_begin_their_episodes_anew(
     args = pbcrl_args("cut", env_id="TestToy-v0", cost_limit=5.0, dataset=dataset)
     cut_off(module, args, after=6, monkeypatch=monkeypatch)
     folder = resume(module, tmp_path / "cut")
-    assert [row["env_steps"] for row in metrics(folder)] == list(range(400, 8_001, 400))
+    assert [row["env_steps"] for row in metrics(folder)] == list(range(400, 4_001, 400))
     # Every label of the log is of a query that the run knows; those of lost episodes lie beside it.
     assert summary(folder)["queries_used"] == len(read_labels(folder / "labels.jsonl"))
-    assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 2 // 7 - 60 // 7
+    # In iteration 6, after the newest checkpoint, the queries due since iteration 3 were asked.
+    assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 6 // 10 - 60 * 3 // 10
 
 
-def test_labels_of_episodes_that_a_kill_has_lost_are_kept_beside_the_log(tmp_path):
-    path, labels = tmp_path / "labels.jsonl", [Label(0.0, 1.0, 0.0), Label(1.0, math.nan, 1.0)]
-    with LabelLog(path) as log:
-        log.append([labels[0], *labels])
-    load("checkpoints").cut_labels(path, keep=2)
-    assert repr(read_labels(path)) == repr([labels[0], labels[0]])
-    assert repr(read_labels(tmp_path / "labels_unused.jsonl")) == repr(labels[1:])
+def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(scripts, tmp_path, monkeypatch):
+    module = scripts.ppo_lag_rlsf
+    args = small_rlsf(
+        scripts, tmp_path, env_id="TestToy-v0", cost_limit=5.0, checkpoint_interval=2, hash_bits=16
+    )
+    cut_off(module, args, after=3, monkeypatch=monkeypatch)
+    folder = tmp_path / "run"
+    before = read_labels(folder / "labels.jsonl")
+    known = rows(folder)[1]["queries_used"]
+    assert len(before) > known
+    resume(module, folder)
+    unused = read_labels(folder / "labels_unused.jsonl")
+    assert repr(unused) == repr(before[known:])
+    assert summary(folder)["queries_used"] == len(read_labels(folder / "labels.jsonl"))
 
 
-def test_a_torn_checkpoint_gives_way_to_the_one_before(
+def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
+    module = scripts.ppo_lag
+    args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
+    folder = module.train(args)
+    with pytest.raises(ValueError, match=r"was cut off, but .* is finished"):
+        resume(module, folder)
+    (folder / "summary.json").unlink()
+    with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
+        module.train(module.Args(resume=str(folder), learning_rate=1.0, num_envs=7))
+    with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
+        resume(scripts.ppo_lag_pbcrl, folder)
+    with pytest.raises(StorageError, match=r"holds args\.json, but .* has none that can be read"):
+        resume(module, tmp_path)
+    with pytest.raises(StorageError, match="go on with it by --resume"):
+        module.train(args)
+
+
+def test_an_error_keeps_all_episodes_and_a_resumed_run_makes_the_same_dataset(
+    scripts, tmp_path, monkeypatch
+):
+    module = scripts.ppo_lag
+    for name in ("whole", "cut"):
+        place = {"runs_dir": str(tmp_path), "run_name": name, "total_timesteps": 4_000}
+        place["save_trajectories"] = str(tmp_path / f"{name}_episodes")
+        args = module.Args(**{**RUN, "checkpoint_interval": 3, **place})
+        if name == "cut":
+            cut_off(module, args, after=5, monkeypatch=monkeypatch)
+            assert len(TrajectoryDataset(place["save_trajectories"])) == 20
+            resume(module, tmp_path / name)
+        else:
+            module.train(args)
+    assert len(TrajectoryDataset(tmp_path / "whole_episodes")) == 40
+    assert_same_dataset(tmp_path / "cut_episodes", tmp_path / "whole_episodes")
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+# -- Checkpoints -----------------------------------------------------------------------------------
+
+
+class Holding:
+    """A part of a run with the state that it is given."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+@pytest.fixture
+def checkpoint(scripts, tmp_path):
+    load("ppo_lag")  # puts `common` on the path
+    from common.checkpoint import Checkpoint
+
+    args = small_ppo_lag(scripts, tmp_path)
+    return lambda **parts: Checkpoint(tmp_path, args, **parts)
+
+
+def test_a_checkpoint_gives_back_what_was_put_in(checkpoint):
+    state = {
+        "numbers": [1, 2.5, None, True, "text", float("inf")],
+        "by number": {3: np.arange(4, dtype=np.uint32), 7: {"deep": torch.ones(2, 3)}},
+        "empty": np.zeros((0, 2)),
+    }
+    rng, noise = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    checkpoint(part=Holding(state), rng=rng, noise=noise, left_out=None).save()
+    drawn = rng.normal(), torch.randn(3, generator=noise).tolist()
+    part, rng, noise = Holding(None), np.random.default_rng(9), torch.Generator()
+    assert checkpoint(part=part, rng=rng, noise=noise).load()
+    assert (rng.normal(), torch.randn(3, generator=noise).tolist()) == drawn
+    assert part.state["numbers"] == state["numbers"]
+    np.testing.assert_array_equal(part.state["by number"][3], state["by number"][3])
+    assert part.state["by number"][3].dtype == np.uint32
+    assert torch.equal(part.state["by number"][7]["deep"], torch.ones(2, 3))
+    assert part.state["empty"].shape == (0, 2)
+
+
+def test_what_a_checkpoint_cannot_hold_is_named(checkpoint):
+    with pytest.raises(TypeError, match="cannot hold state/parts/part/odd, which is set"):
+        checkpoint(part=Holding({"odd": {1}})).save()
+
+
+def test_a_run_without_a_checkpoint_yet_has_none(checkpoint):
+    assert not checkpoint(part=Holding(None)).load()
+
+
+def test_a_checkpoint_of_other_parts_is_refused(checkpoint):
+    checkpoint(one=Holding({})).save()
+    with pytest.raises(MismatchError, match=r"has the parts \['one'\], the script \[.* 'two'\]"):
+        checkpoint(one=Holding({}), two=Holding({})).load()
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     scripts, tmp_path, pbcrl_args, monkeypatch, capsys
 ):
     module, folder = scripts.ppo_lag_pbcrl, tmp_path / "cut"
     whole = module.train(pbcrl_args("whole"))
-    cut_off(module, pbcrl_args("cut"), after=9, monkeypatch=monkeypatch)
+    cut_off(module, pbcrl_args("cut"), after=5, monkeypatch=monkeypatch)
     newest, before = folder / "checkpoint.safetensors", folder / "checkpoint.before.safetensors"
     newest.write_bytes(newest.read_bytes()[:-100])
     resume(module, folder)
@@ -261,61 +444,44 @@ def test_a_torn_checkpoint_gives_way_to_the_one_before(
         resume(module, folder)
 
 
-def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
-    module = scripts.ppo_lag
-    place = {"runs_dir": str(tmp_path), "run_name": "run"}
-    folder = module.train(module.Args(**{**RUN, **place, "total_timesteps": 400}))
-    with pytest.raises(ValueError, match=r"was cut off, but .* is finished"):
+def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
+    checkpoint, tmp_path, capsys, monkeypatch
+):
+    net = nn.Linear(1, 1)
+    nn.init.constant_(net.weight, 1.0)
+    checkpoint(net=net).save()
+    sound = (tmp_path / "checkpoint.safetensors").read_bytes()
+    nn.init.constant_(net.weight, torch.nan)
+    with pytest.raises(NonFiniteError, match="weights must be finite, but weight of net holds"):
+        checkpoint(net=net).save()
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == sound
+    # As older scripts wrote them:
+    monkeypatch.setattr("common.checkpoint.check_weights", lambda **_: None)
+    checkpoint(net=net).save()
+    assert checkpoint(net=net).load()
+    assert net.weight.item() == 1.0
+    assert "weight of net holds NaN or an infinity" in capsys.readouterr().out
+
+
+def test_a_flipped_digit_in_the_arguments_is_refused(scripts, tmp_path, monkeypatch):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(module, args, after=2, monkeypatch=monkeypatch)
+    path = folder / "args.json"
+    text = path.read_text()
+    path.write_text(text.replace('"learning_rate": 0.0003', '"learning_rate": 0.0007'))
+    assert json.loads(path.read_text()) != json.loads(text)
+    with pytest.raises(MismatchError, match=r"but learning_rate in args\.json .*\[0\.0007\] and"):
         resume(module, folder)
-    (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match="keeps its arguments, but lr, num_envs differ"):
-        module.train(module.Args(resume=str(folder), lr=1.0, num_envs=7))
-    with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
-        resume(scripts.ppo_lag_pbcrl, folder)
-    with pytest.raises(StorageError, match=r"has no readable args\.json"):
-        resume(module, tmp_path)
-    with pytest.raises(StorageError, match="go on with it by --resume"):
-        module.train(module.Args(**{**RUN, **place}))
+    path.write_text(text)
+    resume(module, folder)
 
 
-def test_ctrl_c_finishes_the_dataset_and_a_resumed_run_takes_it_up(scripts, tmp_path, monkeypatch):
-    module = scripts.ppo_lag
-    kept = {}
-    for name in ("whole", "cut"):
-        place = {"runs_dir": str(tmp_path), "run_name": name, "total_timesteps": 4_000}
-        place["save_trajectories"] = str(tmp_path / f"{name}_episodes")
-        args = module.Args(**{**RUN, "checkpoint_interval": 3, **place})
-        if name == "cut":
-            cut_off(module, args, after=5, monkeypatch=monkeypatch)
-            assert len(TrajectoryDataset(place["save_trajectories"])) == 20
-            resume(module, tmp_path / name)
-        else:
-            module.train(args)
-        kept[name] = [t.obs for t in TrajectoryDataset(place["save_trajectories"])]
-    assert len(kept["whole"]) == 40
-    np.testing.assert_array_equal(kept["cut"], kept["whole"])
-    assert_same_run(tmp_path / "cut", tmp_path / "whole")
-
-
-def test_a_checkpoint_gives_back_what_was_put_in(tmp_path):
-    checkpoints = load("checkpoints")
-    state = {
-        "numbers": [1, 2.5, None, True, "text", float("inf")],
-        "by number": {3: np.arange(4, dtype=np.uint32), 7: {"deep": torch.ones(2, 3)}},
-        "stream": np.random.default_rng(0).bit_generator.state,
-        "empty": np.zeros((0, 2)),
-    }
-    checkpoints.save_checkpoint(tmp_path, state)
-    found = checkpoints.load_checkpoint(tmp_path)
-    assert found["numbers"] == state["numbers"]
-    assert found["stream"] == state["stream"]
-    np.testing.assert_array_equal(found["by number"][3], state["by number"][3])
-    assert found["by number"][3].dtype == np.uint32
-    assert torch.equal(found["by number"][7]["deep"], torch.ones(2, 3))
-    assert found["empty"].shape == (0, 2)
-    with pytest.raises(TypeError, match="cannot hold state/odd, which is set"):
-        checkpoints.save_checkpoint(tmp_path, {"odd": {1}})
-
-
-def test_a_run_without_a_checkpoint_yet_has_none(tmp_path):
-    assert load("checkpoints").load_checkpoint(tmp_path) is None
+def test_arguments_that_are_no_arguments_are_refused(scripts, tmp_path, monkeypatch):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    stored = json.loads((folder / "args.json").read_text())
+    for text in ("", "[]", "null", json.dumps(stored | {"num_envs": "4"})):
+        Path(folder / "args.json").write_text(text)
+        with pytest.raises((StorageError, ValueError), match=r"args\.json|num_envs|--num-envs"):
+            resume(module, folder)

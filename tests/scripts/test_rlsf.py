@@ -4,32 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl import Trajectory, load_tensors, read_labels
+from pbcrl import Trajectory
+from pbcrl.label_log import read_labels
+from pbcrl.storage import load_tensors
 
-from .conftest import SMALL, load
-
-
-def args_of(rlsf, tmp_path, **changes):
-    options = {
-        "env_id": "TestToy-v0",
-        "cost_limit": 5.0,
-        "total_timesteps": 1200,
-        "classifier_steps": 5,
-        "runs_dir": str(tmp_path),
-        "run_name": "run",
-        **SMALL,
-        **changes,
-    }
-    return rlsf.Args(**options)
-
-
-@pytest.fixture(scope="session")
-def rlsf():
-    return load("ppo_lag_rlsf")
-
-
-def rows(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+from .runs import assert_same_run, rows, small_rlsf
 
 
 def trajectory(costs):
@@ -37,8 +16,8 @@ def trajectory(costs):
     return Trajectory(steps, -steps, np.array(costs))
 
 
-def test_a_ring_buffer_keeps_the_newest_states(rlsf):
-    ring = rlsf.RingBuffer(3, 1)
+def test_a_ring_buffer_keeps_the_newest_states(scripts):
+    ring = scripts.ppo_lag_rlsf.RingBuffer(3, 1)
     ring.add(torch.tensor([[1.0], [2.0]]))
     assert ring.filled == 2
     ring.add(torch.tensor([[3.0], [4.0]]))
@@ -49,8 +28,8 @@ def test_a_ring_buffer_keeps_the_newest_states(rlsf):
     assert set(sample.flatten().tolist()) == {7.0, 8.0, 9.0}
 
 
-def test_an_episode_is_novel_once_and_so_are_states_on_other_sides_of_the_planes(rlsf):
-    novelty = rlsf.SimHash(2, 8, np.random.default_rng(0))
+def test_an_episode_is_novel_once_and_so_are_states_on_other_sides_of_the_planes(scripts):
+    novelty = scripts.ppo_lag_rlsf.SimHash(2, 8, np.random.default_rng(0))
     states = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert novelty.is_novel(states)
     assert not novelty.is_novel(states)
@@ -59,18 +38,18 @@ def test_an_episode_is_novel_once_and_so_are_states_on_other_sides_of_the_planes
     assert novelty.is_novel(torch.cat([states, torch.tensor([[1.0, -1.0]])]))
 
 
-def test_an_episode_without_cost_is_one_query_and_any_other_one_per_segment(rlsf):
+def test_an_episode_without_cost_is_one_query_and_any_other_one_per_segment(scripts):
     free, costly = trajectory([0, 0, 0, 0, 0]), trajectory([0, 0, 1, 0, 3])
-    assert rlsf.segments_to_judge(free, 2) == [free]
-    segments = rlsf.segments_to_judge(costly, 2)
+    assert scripts.ppo_lag_rlsf.segments_to_judge(free, 2) == [free]
+    segments = scripts.ppo_lag_rlsf.segments_to_judge(costly, 2)
     assert [len(segment) for segment in segments] == [2, 2, 1]
     assert [segment.true_cost for segment in segments] == [0, 1, 3]
     assert [segment.obs[0, 0] for segment in segments] == [0, 2, 4]
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
-def test_a_run_buys_labels_within_its_budget_and_counts_what_it_takes_for_unsafe(rlsf, tmp_path):
-    folder = rlsf.train(args_of(rlsf, tmp_path, queries=7))
+def test_a_run_buys_labels_within_its_budget_and_counts_what_it_takes_for_unsafe(scripts, tmp_path):
+    folder = scripts.ppo_lag_rlsf.train(small_rlsf(scripts, tmp_path, queries=7))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["queries_used"] == 7 == len(read_labels(folder / "labels.jsonl"))
     last = rows(folder)[-1]
@@ -80,13 +59,13 @@ def test_a_run_buys_labels_within_its_budget_and_counts_what_it_takes_for_unsafe
     assert 0 <= last["learned_cost"] <= 100  # a count of an episode's steps
     assert summary["cost_limit"] == 5.0
     tensors, meta = load_tensors(folder / "classifier.safetensors", kind="classifier")
-    assert tensors["0.weight"].shape == (meta["hidden_sizes"][0], 4)
+    assert tensors["0.0.weight"].shape == (meta["hidden_sizes"][0], 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
-def test_before_both_kinds_of_states_are_known_nothing_costs(rlsf, tmp_path):
+def test_before_both_kinds_of_states_are_known_nothing_costs(scripts, tmp_path):
     # An oracle that calls every episode safe.
-    folder = rlsf.train(args_of(rlsf, tmp_path, cost_limit=1e6))
+    folder = scripts.ppo_lag_rlsf.train(small_rlsf(scripts, tmp_path, cost_limit=1e6))
     assert {row["learned_cost"] for row in rows(folder)} == {0.0}
     assert {row["bad_states"] for row in rows(folder)} == {0}
     assert {row["classifier_loss"] for row in rows(folder)} == {None}
@@ -94,24 +73,21 @@ def test_before_both_kinds_of_states_are_known_nothing_costs(rlsf, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 def test_it_is_compared_on_the_test_episodes_of_a_pbcrl_run(
-    rlsf, tmp_path, toy_dataset, toy_episodes
+    scripts, tmp_path, toy_dataset, toy_episodes
 ):
-    folder = rlsf.train(args_of(rlsf, tmp_path, dataset=str(toy_dataset), env_id="PointHazards-v0"))
+    folder = scripts.ppo_lag_rlsf.train(small_rlsf(scripts, tmp_path, dataset=str(toy_dataset)))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test_episodes"] == len(toy_episodes) // 10
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
-def test_the_same_seed_twice_gives_identical_weights_and_metrics(rlsf, tmp_path):
-    folders = [rlsf.train(args_of(rlsf, tmp_path, run_name=name)) for name in "ab"]
-    first, second = (load_tensors(f / "agent.safetensors", kind="agent")[0] for f in folders)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    without_time = [
-        [{k: v for k, v in row.items() if "seconds" not in k} for row in rows(f)] for f in folders
+def test_the_same_seed_twice_gives_identical_weights_and_metrics(scripts, tmp_path):
+    folders = [
+        scripts.ppo_lag_rlsf.train(small_rlsf(scripts, tmp_path, run_name=name)) for name in "ab"
     ]
-    assert without_time[0] == without_time[1]
+    assert_same_run(*folders)
 
 
-def test_segments_longer_than_an_episode_are_refused(rlsf, tmp_path):
+def test_segments_longer_than_an_episode_are_refused(scripts, tmp_path):
     with pytest.raises(ValueError, match=r"--segment-length must lie in 1\.\.100.*got 101"):
-        rlsf.train(args_of(rlsf, tmp_path, segment_length=101))
+        scripts.ppo_lag_rlsf.train(small_rlsf(scripts, tmp_path, segment_length=101))

@@ -1,0 +1,318 @@
+"""What goes wrong from outside is survived, or refused by name, and never costs what was good."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+import torch
+
+from pbcrl.errors import NonFiniteError, StorageError
+from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.storage import FolderLock, load_tensors, save_tensors
+from pbcrl_envs.toy import PointHazardsEnv
+
+from .conftest import SCRIPTS, load
+from .runs import (
+    assert_same_run,
+    cut_off,
+    metrics,
+    resume,
+    small_pbcrl,
+    small_ppo_lag,
+    small_rlsf,
+    summary,
+    weights,
+)
+
+# So small runs leave measures undefined.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+
+
+# -- Logs ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(scripts, tmp_path_factory):
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return scripts.ppo_lag.train(small_ppo_lag(scripts, folder, checkpoint_interval=1))
+
+
+def lines(text):
+    return text.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        (lambda text: text[:0], []),
+        (lambda text: "".join(lines(text)[:-1]), [1]),
+        (lambda text: text[:-20], [1]),
+        (lambda text: lines(text)[0] + "\0" * 100 + "\n", [1]),
+        (lambda text: lines(text)[0][:-20] + "\n" + lines(text)[1], [2]),
+    ],
+    ids=["emptied", "a line short", "torn", "zeros", "torn in the middle"],
+)
+def test_lines_that_are_missing_or_torn_are_a_warning_and_the_run_goes_on(
+    scripts, tmp_path, whole, monkeypatch, capsys, damage, kept
+):
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(scripts.ppo_lag, args, after=3, monkeypatch=monkeypatch)
+    log = tmp_path / "run" / "metrics.jsonl"
+    text = "".join(lines(log.read_text())[:2])  # the third is not in a checkpoint yet
+    log.write_text(damage(text))
+    folder = resume(scripts.ppo_lag, tmp_path / "run")
+    assert f"has {len(kept)} whole lines, but the checkpoint knows of 2" in capsys.readouterr().out
+    assert metrics(folder) == [metrics(whole)[k - 1] for k in [*kept, 3]]
+    assert summary(folder) == summary(whole)
+    ours, theirs = weights(folder), weights(whole)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_an_empty_summary_is_no_finished_run(scripts, tmp_path, whole, monkeypatch):
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(scripts.ppo_lag, args, after=3, monkeypatch=monkeypatch)
+    (tmp_path / "run" / "summary.json").touch()
+    assert_same_run(resume(scripts.ppo_lag, tmp_path / "run"), whole)
+
+
+def test_what_killed_writes_left_is_removed_when_the_run_goes_on(scripts, tmp_path, monkeypatch):
+    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
+    left = tmp_path / "run" / "checkpoint.safetensors.4711.partial"
+    left.write_bytes(b"half")
+    folder = resume(scripts.ppo_lag, tmp_path / "run")
+    assert not left.exists()
+    assert not list(folder.glob("*.partial"))
+
+
+# -- Labels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo_lag_pbcrl", "ppo_lag_rlsf"])
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_label_log_that_is_shorter_than_the_checkpoint_knows_is_refused(
+    scripts, tmp_path, toy_dataset, monkeypatch, name, share
+):
+    module = getattr(scripts, name)
+    options = {"checkpoint_interval": 1, "total_timesteps": 1600}
+    if name == "ppo_lag_rlsf":
+        args = small_rlsf(scripts, tmp_path, hash_bits=16, **options)
+    else:
+        args = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
+    cut_off(module, args, after=3, monkeypatch=monkeypatch)
+    path = tmp_path / "run" / "labels.jsonl"
+    text = path.read_text()
+    found = len(read_labels(path))
+    path.write_text("".join(lines(text)[: int(share * found) + 1]))
+    with pytest.raises(StorageError, match=rf"every label .* \d+ were in .*{int(share * found)} "):
+        resume(module, tmp_path / "run")
+    path.write_text(text)
+    assert summary(resume(module, tmp_path / "run"))["queries_used"] >= found
+
+
+# -- Weights ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+def test_a_reward_of_1e38_destroys_nothing_and_the_run_goes_on_with_the_env_mended(
+    scripts, tmp_path, monkeypatch, capsys, name
+):
+    """The second rollout has it; what the first one taught is on disk, and stays there."""
+    module, folder = getattr(scripts, name), tmp_path / "run"
+    options = {"env_id": "TestToyHuge-v0", "cost_limit": 5.0, "checkpoint_interval": 1}
+    args = {
+        "ppo_lag": lambda: small_ppo_lag(scripts, tmp_path, **options),
+        "ppo_lag_pbcrl": lambda: small_pbcrl(
+            scripts, tmp_path, None, offline_queries=0, finetune_interval=1, **options
+        ),
+        "ppo_lag_rlsf": lambda: small_rlsf(scripts, tmp_path, hash_bits=16, **options),
+    }[name]()
+    with pytest.raises(NonFiniteError, match=r"must be finite.*huge rewards"):
+        module.train(args)
+    printed = capsys.readouterr().out
+    assert "stopped (NonFiniteError): kept agent.safetensors" in printed
+    assert f"{name}.py --resume {folder}" in printed
+    assert all(tensor.isfinite().all() for tensor in weights(folder).values())
+    state, _ = load_tensors(folder / "checkpoint.safetensors", kind="run")
+    networks = [t for key, t in state.items() if key.startswith("state/parts/agent")]
+    assert len(networks) > 10
+    assert all(tensor.isfinite().all() for tensor in networks)
+    monkeypatch.setattr(gym.registry["TestToyHuge-v0"], "entry_point", PointHazardsEnv)
+    assert [row["env_steps"] for row in metrics(resume(module, folder))] == [400, 800, 1200]
+
+
+def test_weights_that_diverge_by_the_learning_rate_never_replace_finite_ones(scripts, tmp_path):
+    args = small_ppo_lag(
+        scripts, tmp_path, learning_rate=1e30, checkpoint_interval=1, target_kl=1e30
+    )
+    with pytest.raises(NonFiniteError, match="lower the learning rate"):
+        scripts.ppo_lag.train(args)
+    for file in ("agent", "checkpoint", "checkpoint.before"):
+        path = tmp_path / "run" / f"{file}.safetensors"
+        if path.exists():
+            tensors, _ = load_tensors(path, kind="agent" if file == "agent" else "run")
+            assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+def test_a_cost_model_that_diverges_is_not_written(scripts, tmp_path, toy_dataset, capsys):
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_lr=1e30)
+    with pytest.raises(NonFiniteError):
+        scripts.ppo_lag_pbcrl.train(args)
+    path = tmp_path / "run" / "cost_model.safetensors"
+    if path.exists():
+        assert all(t.isfinite().all() for t in weights(tmp_path / "run", "cost_model").values())
+    assert "labels.jsonl" in capsys.readouterr().out  # which are still there
+    assert len(read_labels(tmp_path / "run" / "labels.jsonl")) >= 200
+
+
+# -- Processes -------------------------------------------------------------------------------------
+
+
+def test_a_second_process_on_a_runs_folder_is_refused(scripts, tmp_path, monkeypatch):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    args = small_ppo_lag(scripts, tmp_path)
+    cut_off(module, args, after=1, monkeypatch=monkeypatch)
+    with FolderLock(folder):
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(StorageError, match=r"one writer at a time, .* at work in .*/run"):
+            resume(module, folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with (
+        FolderLock(tmp_path / "same-name"),
+        pytest.raises(StorageError, match=r"one writer at a time, .* at work in .*/same-name"),
+    ):
+        module.train(replace(args, run_name="same-name"))
+    resume(module, folder)
+
+
+def children_of(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for(condition, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends children with their parent")
+def test_a_collecting_child_ends_with_its_parent(tmp_path):
+    command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
+    command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    command += ["--minibatch-size", "200"]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = tmp_path / "run" / "collect" / "metrics.jsonl"
+    try:
+        wait_for(lambda: log.exists() and log.stat().st_size > 0, parent)
+        (child,) = children_of(parent.pid)
+        assert is_running(child)
+    finally:
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    deadline = time.monotonic() + 30
+    while True:  # its threads take a moment to end, and the lock goes with the last of them
+        try:
+            FolderLock(tmp_path / "run" / "collect").release()
+            break
+        except StorageError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert not is_running(child)
+
+
+def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_path, monkeypatch):
+    monkeypatch.delenv("PBCRL_TRACEBACK", raising=False)
+    load("ppo_lag")
+    from common.args import main
+
+    command = ["--env-id", "TestToyRaising-v0", "--cost-limit", "5", "--runs-dir", str(tmp_path)]
+    command += ["--num-envs", "2", "--num-steps", "100", "--minibatch-size", "100"]
+    with pytest.raises(SystemExit, match=r"^error: KeyError: 'wind'\n\(PBCRL_TRACEBACK=1 shows"):
+        main(scripts.ppo_lag.train, scripts.ppo_lag.Args, command)
+
+
+# -- Code ------------------------------------------------------------------------------------------
+
+
+def forge(folder, env_id):
+    """What somebody may hand over as a run: code beside it, and files that name that code."""
+    (folder / "helper.py").write_text("open('executed', 'w')")
+    args = json.loads((folder / "args.json").read_text()) | {"env_id": env_id}
+    (folder / "args.json").write_text(json.dumps(args))
+    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
+    meta |= {"env_id": env_id}
+    save_tensors(folder / "agent.safetensors", kind="agent", tensors=tensors, meta=meta)
+
+
+def test_code_in_a_runs_folder_is_not_imported_from_within_it(scripts, tmp_path, monkeypatch):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    forge(folder, "helper:PointHazards-v0")
+    monkeypatch.chdir(folder)
+    for use in (
+        lambda: resume(module, Path()),
+        lambda: resume(module, folder),
+        lambda: scripts.evaluate.evaluate(
+            scripts.evaluate.Args(".", cost_limit=5.0, torch_threads=1)
+        ),
+    ):
+        with pytest.raises(ValueError, match=r"must not name a module inside a run's folder.*help"):
+            use()
+    assert "helper" not in sys.modules
+    assert not (folder / "executed").exists()
+
+
+def test_a_script_that_differs_in_one_byte_is_not_executed_unless_it_is_trusted(
+    scripts, tmp_path, monkeypatch
+):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    monkeypatch.chdir(tmp_path)
+    with (folder / "ppo_lag.py").open("a") as script:
+        script.write("\nopen('executed', 'w').close()\n")
+    args = scripts.evaluate.Args(str(folder), episodes=2, torch_threads=1)
+    with pytest.raises(StorageError, match=r"--trust-script runs that copy: look at it first"):
+        scripts.evaluate.evaluate(args)
+    assert not Path("executed").exists()
+    scripts.evaluate.evaluate(replace(args, trust_script=True))
+    assert Path("executed").exists()
+    (folder / "ppo_lag.py").unlink()
+    with pytest.raises(StorageError, match=r"holds the script that made it, .* has no ppo_lag\.py"):
+        scripts.evaluate.evaluate(args)
+
+
+@pytest.mark.slow
+def test_modules_in_a_runs_folder_do_not_stand_in_for_installed_ones(scripts, tmp_path):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    for name in ("numpy", "common", "tyro", "json"):
+        (folder / f"{name}.py").write_text("open('executed', 'w')")
+    command = [sys.executable, str(SCRIPTS / "evaluate.py"), ".", "--episodes", "2"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "true_cost" in done.stdout
+    assert not (folder / "executed").exists()
+
+
+def test_a_lock_of_labels_is_released_with_the_run(scripts, tmp_path, toy_dataset):
+    folder = scripts.ppo_lag_pbcrl.train(
+        small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=400)
+    )
+    LabelLog(folder / "labels.jsonl").close()
