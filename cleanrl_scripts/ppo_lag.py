@@ -80,7 +80,7 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
+    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"  # PbCRL: by constraint
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
     multiplier_lr: float = 0.02  # true cost
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
@@ -351,9 +351,10 @@ def train(args: Args) -> Path:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=args.multiplier_lr, initial=args.multiplier_initial if math.isfinite(limit) else 0.0
-    )
+    multiplier = MULTIPLIER_RULES[args.multiplier_rule](  # PbCRL: by constraint
+        lr=args.multiplier_lr,  # PbCRL: by constraint
+        initial=args.multiplier_initial if math.isfinite(limit) else 0.0,  # PbCRL: by constraint
+    )  # PbCRL: by constraint
     episodes = Episodes(args.num_envs)
     progress = Progress(next_obs=np.zeros((args.num_envs, len(agent.obs_mean))))
     shape = args.num_steps, args.num_envs

@@ -50,7 +50,8 @@ from pbcrl import (  # PbCRL
     Trajectory,  # PbCRL
     finished_trajectories,  # PbCRL
 )  # PbCRL
-from pbcrl.oracle import Teacher  # PbCRL
+from pbcrl.lagrange import Multiplier  # PbCRL
+from pbcrl.oracle import Teacher, num_queries  # PbCRL
 from pbcrl.recorder import discarded_envs  # PbCRL
 from pbcrl.storage import save_tensors
 
@@ -97,15 +98,26 @@ class Args:
     sample is clipped to the same action, and nothing more is learned"""
     initial_log_std: float = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
+    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] | None = None  # PbCRL
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.05  # PbCRL
+    multiplier_lr: float | None = None  # PbCRL
     """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
     per unit of episode cost"""
     multiplier_initial: float = 0.01
     """λ at the start"""
 
     # -- Method --------------------------------------------------------------------------------
+    constraint: Literal["learned", "rate", "accept"] = "learned"
+    """what moves λ, see docs/constraint.md. learned: the mean learned cost, in every iteration (the
+    paper); rate: the share of episodes labelled unsafe, in labelling rounds; accept: whether the
+    mean cost of a batch of fresh episodes is within the limit, in labelling rounds. Multiplier rule
+    and lr by default: adam 0.05; ascent 5; ascent 0.12, which are steps of ±0.06"""
+    max_unsafe_rate: float = 0.05
+    """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate"""
+    accept_batch: int = 20
+    """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
+    multiplier_floor: float = 0.0
+    """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     dataset: str | None = None
     """folder of trajectories to pretrain on; default: collect one with ppo_lag.py and cache it"""
     collect_timesteps: int | None = None
@@ -118,6 +130,10 @@ class Args:
     """K: iterations between two labelling rounds"""
     finetune_epochs: int = 5
     """passes over the newest labels per round, each with as many old ones mixed in"""
+    finetune_lr: float | None = None
+    """Adam's step size for the cost model in fine-tuning; default: cost_lr"""
+    finetune_balanced: bool = False
+    """mix in old labels so that safe and unsafe episodes are equally frequent among them"""
     dead_zone: float = 1.0
     """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
     dead_zone_lr: float = 1.0
@@ -384,6 +400,46 @@ def update(
 PRETRAINED = "balanced_accuracy", "pair_accuracy", "step_auroc", "true_cost_at_limit"
 
 
+def check_constraint(args: Args) -> None:
+    """Refuse a constraint that no label can move.
+
+    Raises:
+        ValueError: If so.
+    """
+    if args.constraint == "learned":
+        return
+    if not args.online_queries:
+        raise ValueError(
+            f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
+            "--online-queries is 0; raise it"
+        )
+    if args.constraint == "rate":
+        return
+    if args.label_folder is not None or args.replay_labels is not None:
+        raise ValueError(
+            "--constraint accept shows batches of episodes, which --label-folder and "
+            "--replay-labels cannot yet; use --constraint rate"
+        )
+    due = args.online_queries * args.finetune_interval // args.num_iterations
+    if due < num_queries(args.accept_batch):
+        raise ValueError(
+            f"--accept-batch {args.accept_batch} counts as {num_queries(args.accept_batch)} "
+            f"queries, but only {due} are due per labelling round; raise --online-queries or "
+            "--finetune-interval, or lower --accept-batch"
+        )
+
+
+def make_multiplier(args: Args) -> Multiplier:
+    """Return the multiplier, by the rule and step size given, or those that suit the constraint."""
+    rule = args.multiplier_rule or ("adam" if args.constraint == "learned" else "ascent")
+    lr = args.multiplier_lr or 0.05
+    if args.multiplier_lr is None and rule in ("ascent", "pid"):  # per unit of what moves it
+        lr = {"learned": 0.05, "rate": 5.0, "accept": 0.12}[args.constraint]
+    return MULTIPLIER_RULES[rule](
+        lr=lr, initial=args.multiplier_initial, floor=args.multiplier_floor
+    )
+
+
 def make_oracle(args: Args, limit: float) -> Oracle:
     """Return whoever answers: recorded labels, a person, or the true costs."""
     if args.replay_labels is not None:
@@ -445,6 +501,7 @@ def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     args = resumed(args, script="ppo_lag_pbcrl")  # PbCRL
     check_args(args)
+    check_constraint(args)  # PbCRL
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
@@ -457,9 +514,7 @@ def train(args: Args) -> Path:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=args.multiplier_lr, initial=args.multiplier_initial if math.isfinite(limit) else 0.0
-    )
+    multiplier = make_multiplier(args)  # PbCRL
     episodes = Episodes(args.num_envs)
     progress = Progress(next_obs=np.zeros((args.num_envs, len(agent.obs_mean))))
     shape = args.num_steps, args.num_envs
@@ -570,26 +625,48 @@ def train(args: Args) -> Path:
             # -- 2. Label and fine-tune ------------------------------------------------------------
             # A slow oracle delays labels, not training: what has come by now is learned from.
             tuning: dict[str, float] = {}
+            unsafe_rate, rejected = None, None  # of fresh episodes, by their labels
             if args.online_queries:
                 feedback.add(finished)
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
+                if args.constraint == "accept":
+                    accepted = feedback.accept(args.accept_batch, due=due)
+                    if accepted is not None:
+                        rejected = float(not accepted)
+                    elif iteration % args.finetune_interval == 0:  # the last round may be short
+                        run.warn(
+                            f"fewer than {args.accept_batch} episodes were new or had an answer in "
+                            "a labelling round, and λ stayed; lower --accept-batch, or raise "
+                            "--finetune-interval"
+                        )
                 if feedback.ask(due, model=cost_model) and not trainer.steps:
                     cost_model.fit_input_scale(train_pairs.trajectories)  # no offline stage did
                 newest = feedback.collect()
                 if len(newest):
                     progress.untuned += len(newest)
+                    rate = train_pairs.unsafe_rate(newest)
+                    unsafe_rate = None if math.isnan(rate) else rate
                     predicted, labelled = trainer.violation_rates(train_pairs, newest)
                     if np.isfinite(labelled) and trainer.steps:  # there are safety labels
                         trainer.dead_zone.update(predicted, labelled)  # Eq. 11
                     tuning = {"violation_gap": predicted - labelled, "violation_rate": labelled}
                 if len(newest) and {0.0, 1.0} <= set(train_pairs.labels[:, 1:].flat):
                     tuning["finetune_loss"] = trainer.finetune(
-                        train_pairs, num_new=progress.untuned, epochs=args.finetune_epochs
+                        train_pairs,
+                        num_new=progress.untuned,
+                        epochs=args.finetune_epochs,
+                        lr=args.finetune_lr,
+                        balanced=args.finetune_balanced,
                     )
                     progress.untuned = 0
                 elif len(newest):
                     run.warn("at first all episodes were on one side of the limit: no constraint")
+                if args.constraint == "rate":
+                    if unsafe_rate is None:
+                        run.warn("no safety label came in a labelling round, and λ stayed")
+                    elif feedback.num_late(newest):
+                        run.warn("labels came late: λ follows the episodes of older policies")
 
             # -- 3. Relabel ------------------------------------------------------------------------
             # Fine-tuning has just moved ψ, so costs noted while stepping are stale.
@@ -651,7 +728,12 @@ def train(args: Args) -> Path:
                         "the learned costs are running away: their sd is above "
                         f"{4 * args.max_std:g}, four times --max-std; lower --snr-weight"
                     )
-            multiplier.update(mean_learned, learned_limit)
+            moved_by = {
+                "learned": (mean_learned, learned_limit),
+                "rate": (unsafe_rate, args.max_unsafe_rate),
+                "accept": (rejected, 0.5),
+            }
+            multiplier.update(*moved_by[args.constraint])  # None leaves it as it is
             is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
             missed = learned_costs[is_unsafe] <= learned_limit
 
@@ -666,6 +748,8 @@ def train(args: Args) -> Path:
                 "dead_zone": trainer.dead_zone.value,  # PbCRL
                 "queries_used": oracle.queries_used,  # PbCRL
                 "type_ii_rate": float(missed.mean()) if len(missed) else None,  # PbCRL
+                "unsafe_rate": unsafe_rate,  # PbCRL
+                "rejected": rejected,  # PbCRL
                 **tuning,  # PbCRL
                 "multiplier": multiplier.value,
                 "episodes": len(new),

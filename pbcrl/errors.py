@@ -20,6 +20,10 @@ class BudgetError(PbcrlError):
     """An oracle was asked for more queries than its budget has left; nothing was labelled."""
 
 
+class UnsupportedError(PbcrlError):
+    """An oracle was asked a kind of question that it does not answer yet."""
+
+
 class LabelError(PbcrlError):
     """Labels that cannot train a cost model: none, one-sided, or not fitting their queries."""
 

@@ -3,10 +3,12 @@
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
 depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
+A fourth call, `accept`, asks whether the newest episodes are within the limit on average.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import warnings
@@ -24,7 +26,7 @@ from pbcrl.cost_model import LearnedCost
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
 from pbcrl.label_log import LabelLog, label_to_json
-from pbcrl.oracle import Oracle
+from pbcrl.oracle import Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
 from pbcrl.trajectory import Label, Trajectory
 
@@ -71,6 +73,7 @@ class FeedbackLoop:
         self._bought = deque(self._log.labels if self._log else [])  # logged, but not used yet
         self._num_labels = 0  # that were used, offline and for other buffers too
         self._fresh: list[Trajectory] = []
+        self._num_unjudged = 0  # of the newest fresh ones, that no batch has shown
         self._start = 0  # the first online trajectory in the buffer
         self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
         self._queries_asked = 0
@@ -80,7 +83,7 @@ class FeedbackLoop:
 
     @property
     def queries_asked(self) -> int:
-        """Online queries so far, answered or not."""
+        """Online queries so far, answered or not; a batch counts as half as many as it shows."""
         return self._queries_asked
 
     @property
@@ -95,7 +98,7 @@ class FeedbackLoop:
 
     @property
     def num_labels(self) -> int:
-        """Labels so far, online and offline, for whatever buffer."""
+        """Labels so far, online and offline, for whatever buffer; one for each batch, too."""
         return self._num_labels
 
     def label(self, buffer: PreferenceBuffer, num_queries: int) -> int:
@@ -131,6 +134,45 @@ class FeedbackLoop:
         """
         check_trajectories(finished)
         self._fresh += finished
+        self._num_unjudged += len(finished)
+
+    def accept(self, batch: int, *, due: int) -> bool | None:
+        """Ask whether the newest episodes are within the limit on average; waits for the answer.
+
+        No episode is judged twice, but it may be compared by the next `ask` as well, which comes
+        after this: `ask` forgets the others. The answer is logged as a label whose `first_safe`
+        alone is given.
+
+        Args:
+            batch: How many episodes to show, at least 1.
+            due: As of `ask`. The batch is shown if all its queries are due.
+
+        Returns:
+            The answer. None if there is none: fewer episodes are new, fewer queries are due, the
+            oracle has no answer, or its budget ends.
+
+        Raises:
+            MismatchError: If an answer in the log is not the one that the oracle gives now.
+            StorageError: If the answer cannot be logged; it is not used then.
+            UnsupportedError: If the oracle is not asked about batches.
+            ValueError: If `batch` is 0.
+        """
+        if _checked_count("batch", batch) < 1:
+            raise ValueError(f"a batch shows at least 1 episode, got {batch}")
+        missing = _checked_count("due", due) - self._queries_asked
+        if self._num_unjudged < batch or missing < num_queries(batch):
+            return None
+        episodes = self._fresh[-batch:]
+        try:
+            accepted = self.oracle.accepts(episodes)
+        except BudgetError as error:
+            self._warn_of_budget(due, error)
+            return None
+        self._queries_asked += num_queries(batch)
+        self._num_unjudged = 0
+        answer = math.nan if accepted is None else float(accepted)
+        self._log_labels([Label(math.nan, answer, math.nan)])
+        return accepted
 
     def ask(self, due: int, *, model: LearnedCost | None = None) -> int:
         """Ask about pairs of fresh episodes until `due` online queries have been asked in all.
@@ -159,7 +201,7 @@ class FeedbackLoop:
         kept = self.buffer.add_trajectories([self._fresh[i] for i in used.tolist()])
         try:
             self._submit(kept[inverse.reshape(-1, 2)], due=due)
-            self._fresh = []
+            self._fresh, self._num_unjudged = [], 0
         finally:  # the oracle's disk may be full: what was asked by then counts
             self._end_round(start, has_asked=self._queries_asked > before)
         return self._queries_asked - before
@@ -187,6 +229,16 @@ class FeedbackLoop:
         self._open = {n: pair for n, pair in self._open.items() if n not in self._answers}
         num_new, self._answers = len(self._answers), {}
         return np.arange(len(self.buffer) - num_new, len(self.buffer), dtype=np.int64)
+
+    def num_late(self, positions: NDArray[np.integer]) -> int:
+        """How many labelled pairs, int (B,), were asked about before the newest `ask`.
+
+        Their episodes are those of an older policy.
+        """
+        if not self._rounds:
+            return 0
+        newest = len(self.buffer.trajectories) - self._rounds[-1]
+        return int((self.buffer.labelled_pairs[positions] < newest).any(axis=1).sum())
 
     def set_unused_labels_aside(self) -> int:
         """Move the labels in the log that this loop has not used to `labels_unused.jsonl`.
@@ -223,6 +275,7 @@ class FeedbackLoop:
             "labels": self.buffer.labels,
             "num_labels": self._num_labels,
             "fresh": [_arrays(trajectory) for trajectory in self._fresh],
+            "num_unjudged": self._num_unjudged,
             "queries_asked": self._queries_asked,
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
@@ -260,6 +313,7 @@ class FeedbackLoop:
         self._num_labels = state["num_labels"]
         self._bought = deque(logged[self._num_labels :])
         self._fresh = [Trajectory(*arrays) for arrays in state["fresh"]]
+        self._num_unjudged = state["num_unjudged"]
         self._queries_asked = state["queries_asked"]
         self._answers = {}
         self.oracle.load_state_dict(state["oracle"])
@@ -279,17 +333,20 @@ class FeedbackLoop:
             try:
                 (number,) = self.oracle.submit(self.buffer.queries(pair[None]))
             except BudgetError as error:
-                if not self._warned_of_budget:
-                    self._warned_of_budget = True
-                    warnings.warn(
-                        f"{due} online queries are due, but {self._queries_asked} were asked and "
-                        f"no more can be: {error}",
-                        RuntimeWarning,
-                        stacklevel=3,
-                    )
+                self._warn_of_budget(due, error)
                 return
             self._open[number] = pair
             self._queries_asked += 1
+
+    def _warn_of_budget(self, due: int, error: BudgetError) -> None:
+        if not self._warned_of_budget:
+            self._warned_of_budget = True
+            warnings.warn(
+                f"{due} online queries are due, but {self._queries_asked} were asked and no more "
+                f"can be: {error}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _end_round(self, start: int, *, has_asked: bool) -> None:
         """Move the trajectories from `start` on, which have just been compared, to the disk."""
@@ -304,7 +361,12 @@ class FeedbackLoop:
             self.buffer.trajectories[start:] = _stored(self._round(len(self._rounds)), episodes)
 
     def _keep(self, buffer: PreferenceBuffer, pairs: Pairs, labels: list[Label]) -> None:
-        """Log labels, save those that the log has already; then add them to a buffer."""
+        """Log labels; then add them to a buffer."""
+        self._log_labels(labels)
+        buffer.add_labels(pairs, labels)
+
+    def _log_labels(self, labels: list[Label]) -> None:
+        """Log labels, save those that the log has already."""
         num_logged = 0
         for label, before in zip(labels, self._bought, strict=False):
             if label_to_json(before) == label_to_json(label):  # NaN is not equal to itself
@@ -323,7 +385,6 @@ class FeedbackLoop:
             self._log.append(labels[num_logged:])
         for _ in range(num_logged):
             self._bought.popleft()
-        buffer.add_labels(pairs, labels)
         self._num_labels += len(labels)
 
     def _set_aside(self, keep: int) -> int:

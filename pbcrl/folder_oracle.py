@@ -33,7 +33,7 @@ from pbcrl.label_log import (
     query_digest,
     trajectory_digest,
 )
-from pbcrl.oracle import check_store
+from pbcrl.oracle import cannot_accept, check_store
 from pbcrl.storage import corrupt, read_bytes, sync_folder, unwritable, write_all, write_atomically
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -139,6 +139,14 @@ class FolderOracle:
             if all(self._open[number] in found for number in numbers):
                 return [found[self._open.pop(number)] for number in numbers]
             time.sleep(self._poll_seconds)
+
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Refused: no file shows a batch yet.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise cannot_accept(self, episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """How many queries the folder holds; it keeps all else itself."""

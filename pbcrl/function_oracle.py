@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from pbcrl.label_log import LabelLog, check_left, checked_budget, query_digest
-from pbcrl.oracle import check_store
-from pbcrl.trajectory import Label, Query
+from pbcrl.oracle import cannot_accept, check_store
+from pbcrl.trajectory import Label, Query, Trajectory
 
 
 @final
@@ -95,6 +95,14 @@ class FunctionOracle:
                 self._answers.pop(number, None)
             raise
         return [self._answers.pop(number) for number in numbers]
+
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Refused: the function answers queries.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise cannot_accept(self, episodes)
 
     def close(self) -> None:
         """Let another process use the log; a second call does nothing."""

@@ -3,7 +3,8 @@
 Four rules move it by J - limit, the excess of the mean episode cost: `LagrangeMultiplier` (Adam,
 the default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`. They take
 one mean episode cost and one limit per iteration, as Python floats. None divides by the limit,
-which is 0 for a learned cost.
+which is 0 for a learned cost. J may be any other figure that a limit is set for, such as a share of
+unsafe episodes (`docs/constraint.md`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ _SIGNED = ("first_moment", "raw", "smoothed_excess", "smoothed_cost")  # parts o
 
 
 class Multiplier(ABC):
-    """What the rules share: λ in [0, cap], moved once per iteration in which an episode ended.
+    """What the rules share: λ in [floor, cap], moved once per iteration in which an episode ended.
 
     Args:
         lr: Step size of the rule, > 0.
-        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
+        initial: First λ, in [floor, cap]; 0 with `limit=inf`, or the first iteration prices cost.
         cap: Highest λ, > 0. Against a limit that no policy can meet, λ grows without end otherwise.
+        floor: Lowest λ, in [0, cap], save with `limit=inf`. At 0 a long safe phase makes cost free:
+            the policy relapses, and the limit is broken until λ has risen again.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float, initial: float, cap: float) -> None:
+    def __init__(self, *, lr: float, initial: float, cap: float, floor: float) -> None:
         if not 0 < lr < math.inf:
             raise ValueError(f"lr must be > 0 and finite, got {lr}")
         if not cap > 0:
@@ -40,8 +43,13 @@ class Multiplier(ABC):
             raise ValueError(f"initial must be >= 0 and finite, got {initial}")
         if initial > cap:
             raise ValueError(f"initial must be at most cap, got {initial} and {cap}")
+        if not floor >= 0:
+            raise ValueError(f"floor must be >= 0, got {floor}; 0 is the floor of any multiplier")
+        if initial < floor:
+            raise ValueError(f"initial must be at least floor, got {initial} and {floor}")
         self._lr = lr
         self._cap = cap
+        self._floor = floor
         # All that `update` changes, by name.
         self._state = {"value": float(initial)}
 
@@ -51,13 +59,13 @@ class Multiplier(ABC):
         return self._state["value"]
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
-        """Raise λ if the episodes cost more than the limit, else lower it, at most to 0.
+        """Raise λ if the episodes cost more than the limit, else lower it, at most to its floor.
 
         Args:
             episode_cost: Mean undiscounted cost of the episodes that ended since the last update;
                 None if none ended, which leaves everything as it was.
             limit: Highest mean episode cost allowed, in the same units; 0 for a learned cost.
-                `inf` is unconstrained: λ becomes 0 whatever the cost.
+                `inf` is unconstrained: λ becomes 0 whatever the cost and the floor.
 
         Returns:
             The new λ.
@@ -84,7 +92,10 @@ class Multiplier(ABC):
 
     @abstractmethod
     def _step(self, episode_cost: float, limit: float) -> float:
-        """Return the new λ, in [0, cap]."""
+        """Return the new λ, in [floor, cap]."""
+
+    def _clipped(self, value: float) -> float:
+        return min(max(self._floor, value), self._cap)
 
     def _release(self) -> None:
         """Make cost free, and forget what would bring the old λ back when a limit returns."""
@@ -116,7 +127,7 @@ class Multiplier(ABC):
 
 
 class LagrangeMultiplier(Multiplier):
-    r"""Dual ascent on λ >= 0 by Adam, projected at 0: the default.
+    r"""Dual ascent on λ by Adam, projected at its floor, 0: the default.
 
     .. math:: λ ← max(0, λ + lr · Adam(J - limit))                (Eq. 45, `eq:lagrange_update`)
 
@@ -124,8 +135,9 @@ class LagrangeMultiplier(Multiplier):
     on the scale of the costs, which is arbitrary when they are learned. Adam divides by the recent
     size of J - limit: multiplying all costs by a constant changes nothing. Where a bound acts, the
     momentum is dropped: otherwise a long safe phase would hold λ at 0 for several updates after a
-    violation. That size is forgotten over some thousand updates, while the step stays: with a large
-    `lr` and a slow policy λ then swings around its place, where the other rules come to rest.
+    violation. That size is forgotten over some 1 / (1 - `beta2`) updates, while the step stays:
+    with a large `lr` and a slow policy λ then swings around its place, where the other rules come
+    to rest. Until then a large first excess keeps the steps small.
 
     The paper's convergence proof wants lr_λ ≪ lr_θ ≪ lr_ψ, all decaying. The default is not of that
     kind: it is constant, and Adam's rates do not compare across such different parameters. It
@@ -134,16 +146,29 @@ class LagrangeMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update while J - limit stays about the same, > 0.
-        initial, cap: As of `Multiplier`.
+        initial, cap, floor: As of `Multiplier`.
+        beta2: Share of the mean of (J - limit)² that each update keeps, in [0, 1).
     """
 
-    def __init__(self, *, lr: float = 0.035, initial: float = 0.01, cap: float = math.inf) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap)
+    def __init__(
+        self,
+        *,
+        lr: float = 0.035,
+        initial: float = 0.01,
+        cap: float = math.inf,
+        floor: float = 0.0,
+        beta2: float = _BETA_2,
+    ) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
+        if not 0 <= beta2 < 1:
+            raise ValueError(f"beta2 must lie in [0, 1), got {beta2}; Adam's default is 0.999")
+        self._beta2 = beta2
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
     def _step(self, episode_cost: float, limit: float) -> float:
-        wanted = self.value + _adam(self._state, episode_cost - limit, self._lr)
-        value = min(max(0.0, wanted), self._cap)
+        excess = episode_cost - limit
+        wanted = self.value + _adam(self._state, excess, self._lr, beta2=self._beta2)
+        value = self._clipped(wanted)
         if value != wanted:
             self._state["first_moment"] = 0.0
         return value
@@ -158,14 +183,21 @@ class AscentMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update and unit of episode cost, > 0.
-        initial, cap: As of `Multiplier`.
+        initial, cap, floor: As of `Multiplier`.
     """
 
-    def __init__(self, *, lr: float = 0.01, initial: float = 0.01, cap: float = math.inf) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap)
+    def __init__(
+        self,
+        *,
+        lr: float = 0.01,
+        initial: float = 0.01,
+        cap: float = math.inf,
+        floor: float = 0.0,
+    ) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
 
     def _step(self, episode_cost: float, limit: float) -> float:
-        return min(max(0.0, self.value + self._lr * (episode_cost - limit)), self._cap)
+        return self._clipped(self.value + self._lr * (episode_cost - limit))
 
 
 class SoftplusMultiplier(Multiplier):
@@ -174,18 +206,20 @@ class SoftplusMultiplier(Multiplier):
     .. math:: x ← x + lr · Adam(σ(x) (J - limit)),   λ = ln(1 + e^x) <= cap
 
     It does not depend on the scale of the costs either. Small λ move in proportion to themselves,
-    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001
-    and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through every safe
-    iteration, and take as many to return after a violation.
+    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001,
+    >= `floor` and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through
+    every safe iteration, and take as many to return after a violation.
 
     Args:
         lr: Change of x per update while J - limit stays about the same, > 0.
         initial: First λ, in [0.001, cap].
-        cap: Highest λ.
+        cap, floor: As of `Multiplier`.
     """
 
-    def __init__(self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap)
+    def __init__(
+        self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0, floor: float = 0.0
+    ) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
         if initial < _SOFTPLUS_FLOOR:
             raise ValueError(
                 f"initial must be at least {_SOFTPLUS_FLOOR}, since softplus never reaches 0, "
@@ -195,14 +229,15 @@ class SoftplusMultiplier(Multiplier):
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
     def _step(self, episode_cost: float, limit: float) -> float:
-        lowest, highest = _softplus_inverse(_SOFTPLUS_FLOOR), _softplus_inverse(self._cap)
+        lowest = _softplus_inverse(max(_SOFTPLUS_FLOOR, self._floor))
+        highest = _softplus_inverse(self._cap)
         raw = max(lowest, self._state["raw"])
         gradient = (episode_cost - limit) / (1 + math.exp(-raw))  # of λ (J - limit)
         wanted = raw + _adam(self._state, gradient, self._lr)
         self._state["raw"] = min(max(lowest, wanted), highest)
         if self._state["raw"] != wanted:
             self._state["first_moment"] = 0.0
-        return min(_softplus(self._state["raw"]), self._cap)
+        return self._clipped(_softplus(self._state["raw"]))
 
     def _release(self) -> None:
         self._state |= {"value": 0.0, "raw": _softplus_inverse(_SOFTPLUS_FLOOR)}
@@ -212,8 +247,8 @@ class PIDMultiplier(Multiplier):
     r"""PID control of the episode cost (Stooke, Achiam and Abbeel 2020, Algorithm 2).
 
     .. math::
-        I ← clip(I + lr (J - limit), 0, cap) \\
-        λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), 0, cap)
+        I ← clip(I + lr (J - limit), floor, cap) \\
+        λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), floor, cap)
 
     E and S are running averages of J - limit and of J, ΔS the last change of S. The gains of that
     paper are K_I = `lr`, K_P = `lr · proportional` and K_D = `lr · derivative`: `lr` alone depends
@@ -227,8 +262,8 @@ class PIDMultiplier(Multiplier):
 
     Args:
         lr: Gain of the integral: change of λ per update and unit of episode cost, > 0.
-        initial: First λ and first integral, in [0, cap].
-        cap: Highest λ, > 0.
+        initial: First λ and first integral, in [floor, cap].
+        cap, floor: As of `Multiplier`.
         proportional: Weight of the averaged excess, in updates, >= 0: that many updates' worth of
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.
@@ -241,11 +276,12 @@ class PIDMultiplier(Multiplier):
         lr: float = 0.01,
         initial: float = 0.01,
         cap: float = math.inf,
+        floor: float = 0.0,
         proportional: float = 5.0,
         derivative: float = 1.0,
         smoothing: float = 0.5,
     ) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap)
+        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
         for name, gain in (("proportional", proportional), ("derivative", derivative)):
             if not 0 <= gain < math.inf:
                 raise ValueError(f"{name} must be >= 0 and finite, got {gain}; 0 turns it off")
@@ -267,9 +303,9 @@ class PIDMultiplier(Multiplier):
         before = state["smoothed_cost"]
         state["smoothed_cost"] = old * before + (1 - old) * episode_cost
         rise = max(0.0, state["smoothed_cost"] - before)
-        state["integral"] = min(max(0.0, state["integral"] + self._lr * excess), self._cap)
+        state["integral"] = self._clipped(state["integral"] + self._lr * excess)
         answer = self._proportional * state["smoothed_excess"] + self._derivative * rise
-        return min(max(0.0, state["integral"] + self._lr * answer), self._cap)
+        return self._clipped(state["integral"] + self._lr * answer)
 
     def _release(self) -> None:
         self._state |= {"value": 0.0, "integral": 0.0}
@@ -281,7 +317,7 @@ MULTIPLIER_RULES: dict[str, Callable[..., Multiplier]] = {
     "softplus": SoftplusMultiplier,
     "pid": PIDMultiplier,
 }
-"""The rules by name, for command lines; each takes `lr`, `initial` and `cap`."""
+"""The rules by name, for command lines; each takes `lr`, `initial`, `cap` and `floor`."""
 
 
 def _softplus(raw: float) -> float:
@@ -292,12 +328,12 @@ def _softplus_inverse(value: float) -> float:
     return value + math.log(-math.expm1(-value)) if value < math.inf else value
 
 
-def _adam(state: dict[str, float], gradient: float, lr: float) -> float:
+def _adam(state: dict[str, float], gradient: float, lr: float, *, beta2: float = _BETA_2) -> float:
     """Fold the gradient into Adam's moments and return its step, about ±lr."""
     state["updates"] += 1
     state["first_moment"] = _BETA_1 * state["first_moment"] + (1 - _BETA_1) * gradient
-    state["second_moment"] = _BETA_2 * state["second_moment"] + (1 - _BETA_2) * gradient**2
+    state["second_moment"] = beta2 * state["second_moment"] + (1 - beta2) * gradient**2
     updates = int(state["updates"])
     mean = state["first_moment"] / (1 - _BETA_1**updates)
-    scale = math.sqrt(state["second_moment"] / (1 - _BETA_2**updates))
+    scale = math.sqrt(state["second_moment"] / (1 - beta2**updates))
     return lr * mean / (scale + _EPS)

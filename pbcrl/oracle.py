@@ -1,7 +1,8 @@
 """Who answers queries: an oracle turns each into one preference and two safety labels.
 
 An oracle is handed queries (`submit`) and asked now and then what has been answered (`collect`), so
-that a slow one delays labels, never training; `label` waits. `SyntheticOracle` answers from true
+that a slow one delays labels, never training; `label` waits. Some also judge a whole batch of
+episodes at once (`accepts`). `SyntheticOracle` answers from true
 costs, as well or as badly as its `Teacher`, and is the only reader of the true limit d besides the
 evaluation; `ReplayOracle` gives labels again that were bought before. People answer through a
 `FolderOracle`, functions through a `FunctionOracle`.
@@ -19,7 +20,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from pbcrl.errors import BudgetError, StorageError
+from pbcrl.errors import BudgetError, StorageError, UnsupportedError
 from pbcrl.label_log import check_left, checked_budget
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -57,6 +58,17 @@ class Oracle(Protocol):
         """Answer every query, in order, however long that takes."""
         ...
 
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Whether the mean cost of these episodes is within the limit; None is no answer.
+
+        It is counted as `num_queries(len(episodes))` queries.
+
+        Raises:
+            BudgetError: If they exceed what is left of the budget; nothing is answered then.
+            UnsupportedError: If this oracle is not asked about batches.
+        """
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """All that its answers will depend on, as plain numbers, strings, lists and dicts."""
         ...
@@ -64,6 +76,11 @@ class Oracle(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         ...
+
+
+def num_queries(num_episodes: int) -> int:
+    """As how many queries a batch of episodes counts: a query shows two."""
+    return -(-num_episodes // 2)
 
 
 @dataclass(frozen=True)
@@ -77,7 +94,8 @@ class Teacher:
 
     Safety labels: a skip is no answer at all; `beta` acts as if the episode were compared with one
     that costs exactly d, which is how Eq. 6 reads a safety label; `safety_noise` flips. Ties and
-    memory do not act on them: there is no third answer, and d is a limit on whole sums.
+    memory do not act on them: there is no third answer, and d is a limit on whole sums. A batch is
+    judged as an episode would be that costs its mean; it is skipped if all of it would be.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -256,6 +274,24 @@ class SyntheticOracle(_AnswersAtOnce):
         self._queries_used += len(queries)
         return [self._answer(query, *both) for query, both in zip(queries, costs, strict=True)]
 
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Whether the mean true cost of these episodes is at most d; None if it is skipped.
+
+        Raises:
+            BudgetError: If `num_queries(len(episodes))` exceeds what is left of the budget.
+            MissingCostError: If an episode has no true costs; nothing is counted then.
+            ValueError: If there is no episode.
+        """
+        if not episodes:
+            raise ValueError("a batch that is judged by its mean cost has episodes, got none")
+        asked = num_queries(len(episodes))
+        check_left(self.budget, used=self._queries_used, asked=asked)
+        costs = [episode.true_cost for episode in episodes]
+        self._queries_used += asked
+        if min(costs) > self.teacher.skip_above:
+            return None
+        return bool(self._safe(float(np.mean(costs))))
+
     def state_dict(self) -> dict[str, Any]:
         """What has been asked, what is still to be collected, and the stream of chance."""
         rng = None if self._rng is None else self._rng.bit_generator.state
@@ -278,11 +314,10 @@ class SyntheticOracle(_AnswersAtOnce):
         preference = 0.5 if tie else self._judge(second - first)
         if self._flip(teacher.preference_noise):
             preference = 1 - preference
-        first_safe, second_safe = (
-            abs(self._judge(self.cost_limit - cost) - self._flip(teacher.safety_noise))
-            for cost in (first_cost, second_cost)
-        )
-        return Label(preference, first_safe, second_safe)
+        return Label(preference, self._safe(first_cost), self._safe(second_cost))
+
+    def _safe(self, cost: float) -> float:
+        return abs(self._judge(self.cost_limit - cost) - self._flip(self.teacher.safety_noise))
 
     def _remembered(self, trajectory: Trajectory) -> float:
         assert trajectory.costs is not None  # checked by `true_cost`
@@ -331,6 +366,14 @@ class ReplayOracle(_AnswersAtOnce):
         self._queries_used = stop
         return self._labels[start:stop]
 
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Refused: a log does not tell such answers from others.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise cannot_accept(self, episodes)
+
 
 @final
 class DelayedOracle:
@@ -373,6 +416,10 @@ class DelayedOracle:
         """Answer every query, in order, without delay."""
         return self._oracle.label(queries)
 
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Judge a batch without delay, as the other oracle does."""
+        return self._oracle.accepts(episodes)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the other oracle, and the answers that are on their way."""
         late = [_plain(answers) for answers in self._late]
@@ -383,6 +430,15 @@ class DelayedOracle:
         self._oracle.load_state_dict(state["oracle"])
         late = [{} if self.has_store else _labels(answers) for answers in state["late"]]
         self._late = deque(late)
+
+
+def cannot_accept(oracle: Oracle, episodes: Sequence[Trajectory]) -> UnsupportedError:
+    """What an oracle raises that answers queries alone."""
+    return UnsupportedError(
+        f"a SyntheticOracle alone can judge a batch of episodes so far, but {len(episodes)} were "
+        f"shown to a {type(oracle).__name__}; use the rate of unsafe episodes instead, which "
+        "queries tell (--constraint rate)"
+    )
 
 
 def check_store(path: str | os.PathLike[str], *, known: int, found: int) -> None:

@@ -105,8 +105,7 @@ class CostModelTrainer:
                 f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
                 f"{max_std}; snr_weight=0 switches the variance term off"
             )
-        if not 0 <= lr < math.inf:
-            raise ValueError(f"lr must be >= 0 and finite, got {lr}; 0 trains nothing")
+        _check_lr(lr)
         self.steps = 0
         """Gradient steps taken so far."""
         self._lr = lr
@@ -210,21 +209,35 @@ class CostModelTrainer:
             # The moments belong to the steps after the best, which have just been undone.
             self._optimizer = self._new_optimizer()
 
-    def finetune(self, buffer: PreferenceBuffer, *, num_new: int, epochs: int = 5) -> float:
+    def finetune(
+        self,
+        buffer: PreferenceBuffer,
+        *,
+        num_new: int,
+        epochs: int = 5,
+        lr: float | None = None,
+        balanced: bool = False,
+    ) -> float:
         """Train on the newest labels, each batch half new and half old ones.
 
         Args:
             buffer: All labelled pairs, the newest last.
             num_new: How many of the last pairs are new, at least 1.
             epochs: Passes over the new pairs.
+            lr: Adam's step size in these steps; None is the trainer's.
+            balanced: Whether old pairs are drawn so that safe and unsafe members are equally
+                frequent (`PreferenceBuffer.balanced_weights`), not all alike: where the new ones
+                are nearly all safe, the model is reminded of what is unsafe.
 
         Returns:
             Mean total loss of the gradient steps, in nats; NaN if there are none.
 
         Raises:
             LabelError: If the buffer has no labels, or safe or unsafe ones only.
-            ValueError: If `num_new` is not within the buffer.
+            ValueError: If `num_new` is not within the buffer, or `lr` is out of range.
         """
+        lr = self._lr if lr is None else lr
+        _check_lr(lr)
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
         if not 1 <= num_new <= len(buffer):
@@ -233,12 +246,22 @@ class CostModelTrainer:
         num_batches = min(
             math.ceil(2 * num_new / self._batch_size), num_new
         )  # no batch without a new pair
+        weights = buffer.balanced_weights(num_old) if balanced and num_old else None
         losses = []
-        for _ in range(epochs):
-            new = num_old + self._rng.permutation(num_new)
-            for part in np.array_split(new, num_batches):
-                old = self._rng.integers(num_old, size=len(part)) if num_old else part[:0]
-                losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
+        self._set_lr(lr)
+        try:
+            for _ in range(epochs):
+                new = num_old + self._rng.permutation(num_new)
+                for part in np.array_split(new, num_batches):
+                    if not num_old:
+                        old = part[:0]
+                    elif weights is None:
+                        old = self._rng.integers(num_old, size=len(part))
+                    else:
+                        old = self._rng.choice(num_old, size=len(part), p=weights)
+                    losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
+        finally:
+            self._set_lr(self._lr)
         return float(np.mean(losses)) if losses else math.nan
 
     def state_dict(self) -> dict[str, Any]:
@@ -347,6 +370,10 @@ class CostModelTrainer:
     def _new_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), lr=self._lr)
 
+    def _set_lr(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
@@ -391,6 +418,11 @@ class CostModelTrainer:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, category, stacklevel=4)
+
+
+def _check_lr(lr: float) -> None:
+    if not 0 <= lr < math.inf:
+        raise ValueError(f"lr must be >= 0 and finite, got {lr}; 0 trains nothing")
 
 
 def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
-from pbcrl.errors import LabelError, MismatchError, MissingCostError, StorageError
+from pbcrl.errors import (
+    LabelError,
+    MismatchError,
+    MissingCostError,
+    StorageError,
+    UnsupportedError,
+)
 from pbcrl.feedback import FeedbackLoop
 from pbcrl.folder_oracle import FolderOracle, query_names, write_answer
 from pbcrl.function_oracle import FunctionOracle
@@ -183,6 +189,94 @@ def test_pairs_are_chosen_by_the_selection():
     assert sorted(t.true_cost for t in loop.buffer.trajectories) == [4, 4.5]  # hardest to order
 
 
+# -- Batches ---------------------------------------------------------------------------------
+
+
+def test_a_batch_shows_the_newest_episodes_and_counts_as_half_as_many_queries():
+    """Costs 9, 1, 4: the newest two have a mean of 2.5, all three one of 4.7."""
+    loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
+    loop.add(episodes(9, 1, 4))
+    assert loop.accept(2, due=1) is True
+    assert (loop.queries_asked, loop.queries_used, loop.num_labels) == (1, 1, 1)
+    loop.add(episodes(8, 9, 1))
+    assert loop.accept(3, due=3) is False
+    assert (loop.queries_asked, len(loop.buffer)) == (3, 0)
+
+
+def test_episodes_of_a_batch_may_be_compared_but_are_not_judged_twice():
+    loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
+    loop.add(episodes(1, 2))
+    assert loop.accept(2, due=9) is True
+    assert loop.accept(2, due=9) is None
+    loop.add(episodes(3))
+    assert loop.accept(2, due=9) is None  # only one is new
+    assert loop.ask(4) == 3  # three pairs of three episodes, one query being spent on the batch
+    loop.add(episodes(4))
+    assert loop.accept(2, due=9) is None
+    loop.add(episodes(5))
+    assert loop.accept(2, due=9) is False
+
+
+def test_a_batch_that_is_not_due_is_not_shown():
+    loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
+    loop.add(episodes(1, 2, 3))
+    assert loop.accept(3, due=1) is None
+    assert loop.queries_used == 0
+    assert loop.accept(3, due=2) is True
+
+
+def test_a_batch_without_an_answer_counts_and_one_beyond_the_budget_does_not():
+    oracle = SyntheticOracle(3, budget=2, teacher=Teacher(skip_above=5))
+    loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
+    loop.add(episodes(8, 9, 7))
+    assert loop.accept(3, due=9) is None
+    assert (loop.queries_asked, loop.num_labels) == (2, 1)
+    loop.add(episodes(1))
+    with pytest.warns(RuntimeWarning, match="9 online queries are due, but 2 were asked .* budget"):
+        assert loop.accept(1, due=9) is None
+    assert loop.accept(1, due=9) is None  # and no second warning
+    assert (loop.queries_asked, loop.num_labels) == (2, 1)
+
+
+def test_the_log_has_the_answer_about_a_batch_between_those_about_pairs(tmp_path):
+    loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    loop.add(episodes(1, 1))
+    loop.accept(2, due=2)
+    loop.ask(2)
+    loop.collect()
+    labels = [Label(math.nan, 1.0, math.nan), Label(0.5, 1.0, 1.0)]
+    assert repr(read_labels(tmp_path / "labels.jsonl")) == repr(labels)
+
+
+def test_an_answer_about_a_batch_that_does_not_fit_on_the_disk_is_an_error(tmp_path):
+    loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    loop.add(episodes(1, 2))
+    size = (tmp_path / "labels.jsonl").stat().st_size
+    with full_disk(size + 20), pytest.raises(StorageError, match="free disk space"):
+        loop.accept(2, due=1)
+    assert read_labels(tmp_path / "labels.jsonl") == []
+
+
+def test_an_oracle_that_is_not_asked_about_batches_is_named_and_nothing_is_spent():
+    loop = FeedbackLoop(ReplayOracle([Label(1, 1, 1)]), PreferenceBuffer(), rng=rng())
+    loop.add(episodes(1, 2))
+    with pytest.raises(UnsupportedError, match="shown to a ReplayOracle"):
+        loop.accept(2, due=1)
+    assert (loop.queries_asked, loop.ask(1)) == (0, 1)
+
+
+def test_answers_about_an_earlier_round_are_late():
+    loop = FeedbackLoop(DelayedOracle(SyntheticOracle(5), rounds=1), PreferenceBuffer(), rng=rng())
+    assert loop.num_late(np.array([], dtype=np.int64)) == 0
+    loop.add(episodes(1, 2, 3))
+    loop.ask(2)
+    loop.collect()
+    loop.add(episodes(4, 5))
+    loop.ask(3)
+    assert loop.num_late(loop.collect()) == 2
+    assert loop.num_late(loop.collect()) == 0
+
+
 # -- Faults ----------------------------------------------------------------------------------
 
 
@@ -266,7 +360,9 @@ def test_a_negative_number_of_queries_is_refused():
 # -- Killed and resumed ----------------------------------------------------------------------
 
 NOISE = Teacher(preference_noise=0.3, safety_noise=0.3)
-CALLS = ["label valid", "label", *["add", "ask", "collect"] * 4]
+ROUND = ["add", "ask", "collect"]
+CALLS = ["label valid", "label", *ROUND * 4]
+JUDGED = ["label valid", "label", *["add", "accept", "ask", "collect"] * 4]
 
 
 def synthetic(_):
@@ -291,7 +387,8 @@ def short(_):
 class Session:
     """A small run of toy trajectories, all of whose state is in `state_dict` or on disk."""
 
-    def __init__(self, make_oracle, folder, *, in_memory=False):
+    def __init__(self, make_oracle, folder, *, in_memory=False, calls=CALLS):
+        self.calls = calls
         self.rng, self.buffer, self.valid = rng(3), buffer_of(*range(6)), buffer_of(6, 7, 8)
         self.loop = FeedbackLoop(
             make_oracle(folder),
@@ -303,16 +400,18 @@ class Session:
         self.step, self.found = 0, []
 
     def run(self, until):
-        for call in CALLS[self.step : until]:
-            number = self.step // 3
+        for call in self.calls[self.step : until]:
+            number = (self.step - 2) * 4 // (len(self.calls) - 2) + 1
             if call == "label valid":
                 self.loop.label(self.valid, 2)
             elif call == "label":
                 self.loop.label(self.buffer, 8)
             elif call == "add":
                 self.loop.add(episodes(*self.rng.uniform(0, 10, 4)))
+            elif call == "accept":
+                self.found.append(self.loop.accept(3, due=4 * number))
             elif call == "ask":
-                self.found.append(self.loop.ask(2 * number))
+                self.found.append(self.loop.ask((2 if self.calls is CALLS else 4) * number))
             else:
                 self.found.append(self.loop.collect().tolist())
             self.step += 1
@@ -355,26 +454,36 @@ def budget_may_end():
 
 @pytest.mark.usefixtures("budget_may_end")
 @pytest.mark.parametrize("in_memory", [False, True], ids=["on disk", "in memory"])
-@pytest.mark.parametrize("make_oracle", [synthetic, late, replayed, short])
+@pytest.mark.parametrize(
+    ("make_oracle", "calls"),
+    [
+        *((oracle, CALLS) for oracle in (synthetic, late, replayed, short)),
+        *((oracle, JUDGED) for oracle in (synthetic, late, short)),
+    ],
+)
 def test_a_run_that_is_interrupted_between_any_two_calls_ends_the_same(
-    tmp_path, make_oracle, in_memory
+    tmp_path, make_oracle, calls, in_memory
 ):
     """It goes on for up to two calls after its state was taken, which are lost; their labels come
     again."""
-    whole = Session(make_oracle, tmp_path / "whole", in_memory=in_memory)
-    whole.run(len(CALLS))
+
+    def begin(folder):
+        return Session(make_oracle, folder, in_memory=in_memory, calls=calls)
+
+    whole = begin(tmp_path / "whole")
+    whole.run(len(calls))
     expected = whole.end()
-    for step in range(2, len(CALLS)):
+    for step in range(2, len(calls)):
         folder = tmp_path / str(step)
-        cut = Session(make_oracle, folder, in_memory=in_memory)
+        cut = begin(folder)
         cut.run(step)
         state = copy.deepcopy(cut.state_dict())
         cut.run(step + step % 3)
         cut.loop.close()
-        again = Session(make_oracle, folder, in_memory=in_memory)
+        again = begin(folder)
         again.load_state_dict(state)
         assert again.loop.state_dict().keys() == state["loop"].keys()
-        again.run(len(CALLS))
+        again.run(len(calls))
         assert again.end() == expected
         if not in_memory:
             log = (folder / "labels.jsonl").read_bytes()

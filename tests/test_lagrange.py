@@ -107,6 +107,45 @@ def test_the_multiplier_never_exceeds_its_cap(rule, costs):
     assert all(multiplier.update(cost) <= 1.5 for cost in costs)
 
 
+@each_rule
+@law
+@given(costs=cost_sequences)
+def test_the_multiplier_never_falls_below_its_floor(rule, costs):
+    multiplier = rule(lr=0.5, initial=0.3, floor=0.2, cap=1.5)
+    assert all(0.2 <= multiplier.update(cost) <= 1.5 for cost in costs)
+    assert after([-5.0] * 100, rule=rule, initial=0.3, floor=0.2).value == pytest.approx(0.2)
+
+
+@each_rule
+def test_from_its_floor_the_multiplier_rises_at_once_after_a_long_safe_phase(rule):
+    multiplier = after([-5.0] * 500, rule=rule, initial=0.3, floor=0.2)
+    lowest = multiplier.value
+    multiplier.update(5.0)
+    assert multiplier.update(5.0) > 1.004 * lowest
+
+
+@each_rule
+def test_without_a_limit_cost_is_free_whatever_the_floor_and_with_one_the_floor_holds_again(rule):
+    multiplier = rule(initial=0.3, floor=0.2)
+    assert multiplier.update(3.0, math.inf) == 0
+    assert multiplier.update(-3.0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("beta2", "steps"), [(0.9, 1.0), (0.98, 1 / 18.8), (0.999, 1 / 67)])
+def test_a_smaller_beta2_forgets_a_large_first_excess_sooner(beta2, steps):
+    """200 updates after an excess of 1000, one of 1 still moves λ by 1 / sqrt(v) of a step only:
+    v = (1 + 10^6 β^200 (1 - β)) / (1 - β^200). Torch's Adam agrees."""
+    value = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([value], lr=0.01, betas=(0.9, beta2), maximize=True)
+    multiplier = LagrangeMultiplier(lr=0.01, initial=2.0, beta2=beta2)
+    for cost in [1000.0, *[1.0] * 200]:
+        before = multiplier.value
+        value.grad = torch.tensor(cost, dtype=torch.float64)
+        adam.step()
+        assert multiplier.update(cost) == pytest.approx(value.item(), rel=1e-12)
+    assert multiplier.value - before == pytest.approx(0.01 * steps, rel=0.02)
+
+
 @pytest.mark.parametrize("rule", [LagrangeMultiplier, SoftplusMultiplier])
 @law
 @given(costs=cost_sequences, scale=st.sampled_from([0.5, 8.0, 1024.0]))
@@ -285,6 +324,21 @@ def test_a_start_above_the_cap_and_a_cap_of_nothing_are_refused(rule):
     for cap in (0.0, math.nan):
         with pytest.raises(ValueError, match=r"cap must be > 0, got .*; inf is no cap"):
             rule(cap=cap)
+
+
+@each_rule
+def test_a_start_below_the_floor_and_a_negative_floor_are_refused(rule):
+    with pytest.raises(ValueError, match=r"initial must be at least floor, got 0\.01 and 0\.05"):
+        rule(initial=0.01, floor=0.05)
+    for floor in (-0.1, math.nan):
+        with pytest.raises(ValueError, match="floor must be >= 0, got"):
+            rule(floor=floor)
+
+
+@pytest.mark.parametrize("beta2", [-0.1, 1.0, math.nan])
+def test_a_memory_that_lasts_for_ever_is_refused(beta2):
+    with pytest.raises(ValueError, match=r"beta2 must lie in \[0, 1\), got"):
+        LagrangeMultiplier(beta2=beta2)
 
 
 def test_softplus_cannot_start_at_0():

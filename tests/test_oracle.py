@@ -3,7 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from pbcrl.errors import BudgetError, MissingCostError
+from pbcrl.errors import BudgetError, MissingCostError, UnsupportedError
+from pbcrl.folder_oracle import FolderOracle
+from pbcrl.function_oracle import FunctionOracle
 from pbcrl.oracle import (
     TEACHERS,
     DelayedOracle,
@@ -11,6 +13,7 @@ from pbcrl.oracle import (
     SyntheticOracle,
     Teacher,
     make_teacher,
+    num_queries,
 )
 from pbcrl.trajectory import Label, Query, Trajectory
 
@@ -377,3 +380,79 @@ def test_an_oracle_goes_on_where_another_was_with_answers_under_way(make):
     found += ask(after, range(5, 12))
     assert found == expected
     assert after.queries_used == whole.queries_used == 36
+
+
+# -- Batches ---------------------------------------------------------------------------------
+
+
+def batch(*costs):
+    return [episode(cost) for cost in costs]
+
+
+@pytest.mark.parametrize(
+    ("costs", "accepted"), [((0, 0, 15), True), ((0, 0, 15.01), False), ((5,), True), ((6,), False)]
+)
+def test_a_batch_is_accepted_if_its_mean_cost_is_at_most_the_limit(costs, accepted):
+    assert SyntheticOracle(5).accepts(batch(*costs)) is accepted
+
+
+@pytest.mark.parametrize(("size", "queries"), [(1, 1), (2, 1), (19, 10), (20, 10)])
+def test_two_episodes_of_a_batch_count_as_one_query(size, queries):
+    oracle = SyntheticOracle(5, budget=queries)
+    oracle.accepts(batch(*range(size)))
+    assert oracle.queries_used == queries == num_queries(size)
+    with pytest.raises(BudgetError, match="0 are left, 1 were asked"):
+        oracle.accepts(batch(1))
+    assert oracle.queries_used == queries
+
+
+def test_a_batch_without_true_costs_or_without_episodes_is_refused_and_not_counted():
+    oracle = SyntheticOracle(5)
+    with pytest.raises(MissingCostError):
+        oracle.accepts([episode(1), episode()])
+    with pytest.raises(ValueError, match="has episodes, got none"):
+        oracle.accepts([])
+    assert oracle.queries_used == 0
+
+
+def test_safety_noise_flips_the_judgement_of_a_batch_as_often_as_that_of_an_episode():
+    oracle = SyntheticOracle(5, teacher=Teacher(safety_noise=0.3), rng=rng())
+    accepted = [oracle.accepts(batch(0, 1)) for _ in range(2000)]
+    assert np.mean(accepted) == pytest.approx(0.7, abs=0.03)
+
+
+def test_a_batch_is_skipped_if_every_episode_of_it_would_be():
+    oracle = SyntheticOracle(5, teacher=Teacher(skip_above=8))
+    assert oracle.accepts(batch(9, 10)) is None
+    assert oracle.accepts(batch(8, 10)) is False
+    assert oracle.queries_used == 2
+
+
+def test_batches_and_queries_draw_from_one_stream_that_a_state_continues():
+    def noisy():
+        return SyntheticOracle(5, teacher=Teacher(safety_noise=0.5), rng=rng())
+
+    whole, cut, again = noisy(), noisy(), noisy()
+    for oracle in (whole, cut):
+        oracle.accepts(batch(1, 2))
+        oracle.submit([query(1, 2)])
+    again.load_state_dict(cut.state_dict())
+    for _ in range(20):
+        assert again.accepts(batch(3)) == whole.accepts(batch(3))
+        assert again.label([query(3, 7)]) == whole.label([query(3, 7)])
+    assert again.submit([query(1, 2)]) == whole.submit([query(1, 2)])
+    assert again.collect() == whole.collect()
+
+
+def test_oracles_that_are_not_asked_about_batches_say_so(tmp_path):
+    for oracle in (
+        ReplayOracle([]),
+        FolderOracle(tmp_path / "folder"),
+        FunctionOracle(lambda _: Label(1, 1, 1), tmp_path / "log.jsonl"),
+        DelayedOracle(ReplayOracle([]), rounds=1),
+    ):
+        with pytest.raises(UnsupportedError, match=r"2 were shown to a \w+Oracle; use the rate"):
+            oracle.accepts(batch(1, 2))
+        assert oracle.queries_used == 0
+    delayed = DelayedOracle(SyntheticOracle(5), rounds=3)
+    assert delayed.accepts(batch(1, 2)) is True

@@ -811,6 +811,45 @@ def test_fine_tuning_moves_the_model_towards_the_new_labels():
     assert after.safety_loss < before.safety_loss
 
 
+def test_fine_tuning_with_a_step_size_of_its_own_is_that_of_a_trainer_with_it():
+    """Adam's first step is lr per weight, and the next training has the trainer's own again."""
+    buffer = linear_buffer(20, seed=1)
+    moved = []
+    for lr, own in ((1e-2, 1e-3), (1e-3, None)):
+        trainer = fresh_trainer(lr=lr)
+        before = weights_of(trainer)
+        trainer.finetune(buffer, num_new=60, epochs=1, lr=own)
+        moved.append(weights_of(trainer) - before)
+        assert trainer.state_dict()["optimizer"]["param_groups"][0]["lr"] == lr
+    assert torch.equal(*moved)
+
+
+@pytest.mark.parametrize("lr", [-1.0, math.nan, math.inf])
+def test_fine_tuning_refuses_a_step_size_that_is_none(lr):
+    with pytest.raises(ValueError, match="lr must be >= 0 and finite, got"):
+        fresh_trainer().finetune(linear_buffer(20, seed=1), num_new=5, lr=lr)
+
+
+def test_balanced_fine_tuning_mixes_in_as_many_unsafe_as_safe_members():
+    """Safe ones cost 0 and lose ln 2, unsafe ones 30 and lose nothing. New ones are all safe, and
+    of 405 old pairs 5 are unsafe: balanced, a quarter of all members are."""
+    buffer = buffer_of([0.0, 0.0, 30.0, 30.0], [[0, 1]] * 400, [Label(NAN, 1, 1)] * 400)
+    buffer.add_labels(np.array([[2, 3]] * 5), [Label(NAN, 0, 0)] * 5)
+    buffer.add_labels(np.array([[0, 1]] * 200), [Label(NAN, 1, 1)] * 200)
+    even, balanced = (
+        known_trainer(lr=0.0, dead_zone=0.0).finetune(buffer, num_new=200, balanced=chosen)
+        for chosen in (False, True)
+    )
+    assert even == pytest.approx(LN_2, rel=0.02)
+    assert balanced == pytest.approx(0.75 * LN_2, rel=0.02)
+
+
+def test_balanced_fine_tuning_without_old_labels_uses_the_new_ones_alone():
+    buffer = buffer_of([0.0, 2.0], [[0, 1]] * 3, [Label(1, 1, 0)] * 3)
+    losses = [known_trainer(lr=0.0).finetune(buffer, num_new=3, balanced=b) for b in (False, True)]
+    assert losses[0] == losses[1]
+
+
 def test_no_epochs_of_fine_tuning_leave_the_weights_alone():
     trainer, buffer = fresh_trainer(), linear_buffer(20, seed=1)
     before = weights_of(trainer)

@@ -33,7 +33,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: value >= 1,
     ),
     "> 0 and finite": (
-        "learning_rate cost_lr multiplier_lr classifier_lr clip_coef",
+        "learning_rate cost_lr finetune_lr multiplier_lr classifier_lr clip_coef",
         lambda value: 0 < value < math.inf,
     ),
     "> 0 (inf is no bound)": ("max_grad_norm target_kl max_std", lambda value: value > 0),
@@ -42,10 +42,12 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: 0 <= value <= 1,
     ),
     ">= 0 and finite": (
-        "bound_coef multiplier_initial dead_zone dead_zone_lr snr_weight capture_video seed "
-        "offline_queries online_queries",
+        "bound_coef multiplier_initial multiplier_floor dead_zone dead_zone_lr snr_weight "
+        "capture_video seed offline_queries online_queries",
         lambda value: 0 <= value < math.inf,
     ),
+    "in (0, 1)": ("max_unsafe_rate", lambda value: 0 < value < 1),
+    "at least 10": ("accept_batch", lambda value: value >= 10),
     "finite": ("initial_log_std", math.isfinite),
     ">= 0 (inf is unconstrained)": ("cost_limit", lambda value: value >= 0),
 }

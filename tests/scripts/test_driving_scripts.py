@@ -41,7 +41,7 @@ def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts,
     assert summary["queries_used"] == 26
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:episodes differ in length")  # some drivers crash
 def test_the_method_runs_on_an_env_of_highway_env_by_its_id(scripts, tmp_path):

@@ -1,0 +1,213 @@
+"""What moves the multiplier: the learned cost, the rate of unsafe episodes, or judged batches."""
+
+import json
+
+import pytest
+import torch
+
+from pbcrl.label_log import read_labels
+from pbcrl.storage import load_tensors
+
+from .conftest import load
+
+# So small runs leave measures undefined, and noisy labels contradict each other.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:labels of the same trajectories should agree"),
+]
+
+CONSTRAINTS = "learned", "rate", "accept"
+ITERATIONS = 12
+TINY = {
+    "env_id": "PointHazards-v0",
+    "total_timesteps": 400 * ITERATIONS,
+    "num_envs": 4,
+    "num_steps": 100,
+    "update_epochs": 1,
+    "minibatch_size": 200,
+    "hidden_sizes": (8,),
+    "eval_episodes": 4,
+    "torch_threads": 1,
+    "offline_queries": 100,
+    "online_queries": 120,  # 30 in each of 4 rounds of 12 episodes
+    "pretrain_epochs": 40,
+    "cost_lr": 0.03,
+    "cost_hidden_sizes": (8,),
+    "safety_noise": 0.1,  # so that the oracle has a random stream
+    "finetune_interval": 3,
+    "accept_batch": 12,
+    "checkpoint_interval": 2,
+}
+ROUNDS = range(2, ITERATIONS, 3)  # rows of metrics.jsonl
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load("ppo_lag_pbcrl")
+
+
+@pytest.fixture
+def make_args(script, tmp_path, toy_dataset):
+    def make(name, **changes):
+        place = {"runs_dir": str(tmp_path), "run_name": name, "dataset": str(toy_dataset)}
+        return script.Args(**{**TINY, **place, **changes})
+
+    return make
+
+
+def rows(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if "seconds" not in k} for line in lines]
+
+
+def summary(folder):
+    found = json.loads((folder / "summary.json").read_text())
+    return {k: v for k, v in found.items() if "seconds" not in k and k != "steps_per_second"}
+
+
+class Stop(BaseException):
+    """As sudden as a kill, but in this process."""
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_a_run_that_is_cut_off_ends_bit_identical(
+    script, constraint, make_args, tmp_path, monkeypatch
+):
+    whole = script.train(make_args("whole", constraint=constraint))
+    log, seen = script.Run.log, []
+
+    def log_and_stop(run, step, values):
+        log(run, step, values)
+        seen.append(step)
+        if len(seen) == 6:  # after a labelling round that the newest checkpoint does not know
+            raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(script.Run, "log", log_and_stop)
+        with pytest.raises(Stop):
+            script.train(make_args("cut", constraint=constraint))
+    cut = script.train(script.Args(resume=str(tmp_path / "cut")))
+    assert rows(cut) == rows(whole)
+    assert summary(cut) == summary(whole)
+    assert repr(read_labels(cut / "labels.jsonl")) == repr(read_labels(whole / "labels.jsonl"))
+    for name, kind in [("agent", "agent"), ("cost_model", "cost-model")]:
+        ours, theirs = (
+            load_tensors(run / f"{name}.safetensors", kind=kind)[0] for run in (cut, whole)
+        )
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_every_constraint_costs_the_same_number_of_queries(script, constraint, make_args):
+    folder = script.train(make_args("run", constraint=constraint))
+    assert summary(folder)["queries_used"] == 100 + 120
+    assert summary(folder)["warnings"] == []
+    batches = len(ROUNDS) if constraint == "accept" else 0
+    assert len(read_labels(folder / "labels.jsonl")) == 220 - batches * (12 // 2 - 1)
+
+
+def test_the_rate_moves_the_multiplier_by_5_times_its_excess_in_labelling_rounds(script, make_args):
+    folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
+    expected = 0.01
+    for number, row in enumerate(rows(folder)):
+        assert (row["unsafe_rate"] is not None) == (number in ROUNDS)
+        if row["unsafe_rate"] is not None:
+            expected = max(0.0, expected + 5 * (row["unsafe_rate"] - 0.3))
+        assert row["multiplier"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("limit", "rejected"), [(1e3, 0.0), (0.0, 1.0)])
+def test_a_judged_batch_moves_the_multiplier_by_a_step_of_006_down_to_its_floor(
+    script, make_args, limit, rejected
+):
+    """Nothing costs more than 1,000, and everything more than 0 here; then labels are one-sided."""
+    args = make_args(
+        "run",
+        constraint="accept",
+        cost_limit=limit,
+        multiplier_initial=0.1,
+        multiplier_floor=0.05,
+        safety_noise=0.0,
+        offline_queries=0,
+        dataset=None,
+    )
+    expected = 0.1
+    for number, row in enumerate(rows(script.train(args))):
+        assert row["rejected"] == (rejected if number in ROUNDS else None)
+        if number in ROUNDS:
+            expected = max(0.05, expected + (0.06 if rejected else -0.06))
+        assert row["multiplier"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "step"),
+    [
+        ({}, "LagrangeMultiplier", 0.05),
+        ({"multiplier_rule": "pid"}, "PIDMultiplier", None),
+        ({"constraint": "rate"}, "AscentMultiplier", 5.0),
+        ({"constraint": "accept"}, "AscentMultiplier", 0.12),
+        ({"constraint": "rate", "multiplier_rule": "adam"}, "LagrangeMultiplier", 0.05),
+        ({"constraint": "accept", "multiplier_lr": 0.5}, "AscentMultiplier", 0.5),
+    ],
+)
+def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, options, rule, step):
+    """The first step against an excess of 1: lr by Adam, lr per unit by ascent."""
+    multiplier = script.make_multiplier(script.Args(**options))
+    assert type(multiplier).__name__ == rule
+    if step is not None:
+        assert multiplier.update(2.0, 1.0) == pytest.approx(0.01 + step)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_unsafe_rate": 0.0}, r"--max-unsafe-rate must be in \(0, 1\), got 0.0"),
+        ({"max_unsafe_rate": 1.0}, r"--max-unsafe-rate must be in \(0, 1\), got 1.0"),
+        ({"accept_batch": 9}, "--accept-batch must be at least 10, got 9"),
+        ({"multiplier_floor": -0.1}, "--multiplier-floor must be >= 0 and finite, got -0.1"),
+        ({"multiplier_floor": 0.05}, r"initial must be at least floor, got 0\.01 and 0\.05"),
+        ({"finetune_lr": 0.0}, "--finetune-lr must be > 0 and finite, got 0.0"),
+        (
+            {"constraint": "rate", "online_queries": 0},
+            "--constraint rate moves the multiplier by labels .* --online-queries is 0; raise it",
+        ),
+        (
+            {"constraint": "accept", "accept_batch": 80},
+            "--accept-batch 80 counts as 40 queries, but only 30 are due per labelling round; rai",
+        ),
+        (
+            {"constraint": "accept", "label_folder": "somewhere"},
+            "--label-folder and --replay-labels cannot yet; use --constraint rate",
+        ),
+    ],
+)
+def test_a_constraint_that_cannot_be_is_refused_before_anything_is_made(
+    script, make_args, tmp_path, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        script.train(make_args("run", **options))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_once(
+    script, make_args
+):
+    folder = script.train(make_args("run", constraint="accept", accept_batch=14))
+    assert {row["multiplier"] for row in rows(folder)} == {0.01}
+    (warning,) = summary(folder)["warnings"]
+    assert "fewer than 14 episodes were new or had an answer in a labelling round" in warning
+    assert summary(folder)["queries_used"] == 220  # all on pairs
+
+
+def test_a_fine_tuning_of_its_own_changes_the_cost_model(script, make_args):
+    losses = [
+        [row.get("finetune_loss") for row in rows(script.train(make_args(name, **options)))]
+        for name, options in [
+            ("plain", {}),
+            ("same", {"finetune_lr": 0.03}),
+            ("slow", {"finetune_lr": 1e-4}),
+            ("balanced", {"finetune_balanced": True}),
+        ]
+    ]
+    assert losses[0] == losses[1]
+    assert len({str(one) for one in losses}) == 3
