@@ -245,7 +245,8 @@ class Run:
         if state is not None:
             self._start -= state["wall_seconds"]
             self.stage_seconds = dict(state["stages"])
-            self._warnings = list(state["warnings"])
+            now = [text for text in self._warnings if text not in state["warnings"]]
+            self._warnings = [*state["warnings"], *now]
         self._board.close()
         self._board = SummaryWriter(str(self.folder), purge_step=step + 1)
 
