@@ -1,6 +1,7 @@
 """Policy, critics and an update of PPO, whatever somebody has made of `mlp` and `losses`."""
 
 import copy
+import re
 from pathlib import Path
 
 import numpy as np
@@ -175,8 +176,8 @@ def test_an_edited_script_is_played_by_its_copy_if_one_trusts_it(scripts, tmp_pa
     capsys.readouterr()
     trusting = scripts.evaluate.Args(**{**vars(args), "trust_script": True})
     scripts.evaluate.evaluate(trusting)
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert float(printed["return"]) == pytest.approx(summary(folder)["return"], rel=1e-3)
+    printed = dict(re.findall(r"^   (\w+) +(\S+)", capsys.readouterr().out, re.MULTILINE))
+    assert float(printed["return"]) == pytest.approx(summary(folder)["return"], rel=0.02)
 
 
 def test_an_entropy_bonus_is_one_line_and_keeps_the_policy_wide(scripts, tmp_path):

@@ -54,8 +54,8 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert info["dead_zone"] == summary["dead_zone"]
     capsys.readouterr()
     scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1))
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    assert float(printed["return"]) == pytest.approx(summary["return"], rel=1e-3)
+    printed = dict(re.findall(r"^   (\w+) +(\S+)", capsys.readouterr().out, re.MULTILINE))
+    assert float(printed["return"]) == pytest.approx(summary["return"], rel=0.02)
     assert float(printed["learned_cost"]) == pytest.approx(summary["learned_cost"], rel=1e-3)
 
 
