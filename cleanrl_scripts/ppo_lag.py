@@ -179,7 +179,10 @@ class Agent(nn.Module):
 
     def output(self, net: nn.Sequential, obs: Tensor) -> Tensor:
         """Apply a net to normalised observations while learning: hidden layers in bf16 if asked."""
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.bf16):
+        if self.bf16:
+            with torch.autocast(obs.device.type, torch.bfloat16):
+                hidden: Tensor = net[0](obs)
+        else:
             hidden = net[0](obs)
         output: Tensor = net[1](hidden.float())
         return output
