@@ -282,6 +282,7 @@ class CostModelTrainer:
             ValueError: If the state is that of another model's trainer.
         """
         self._optimizer.load_state_dict(state["optimizer"])
+        self._lr = self._optimizer.param_groups[0]["lr"]
         self.steps = state["steps"]
         self.dead_zone.value = state["dead_zone"]
 

@@ -462,5 +462,5 @@ def test_a_small_query_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_pat
                 for _ in range(9):
                     file.write(bytes(2**25))
     assert (tmp_path / "query.npz").stat().st_size < 1e7
-    with little_memory(300), pytest.raises(StorageError, match="more than the 1073741824 bytes"):
+    with little_memory(300), pytest.raises(StorageError, match="more than the 268435456 bytes"):
         read_query(tmp_path, "query")

@@ -313,7 +313,8 @@ def test_what_cannot_be_made_is_noted_with_its_reason_and_stops_what_needs_it(tm
     assert status == 1
     first, second = failures(tmp_path)
     assert (first["run"], first["attempt"]) == (f"smoke/{TOY}__ppo_lag__0", 1)
-    assert "exit status 1: error: a dataset is written to a new folder, but" in first["error"]
+    assert "exit status 1: error: " in first["error"]
+    assert "must be writable, but: Not a directory" in first["error"]
     assert second["attempt"] == 2
     assert "0 of 3 runs are done" in said
     for variant in ("pbcrl", "rlsf"):
