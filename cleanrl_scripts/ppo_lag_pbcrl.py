@@ -202,7 +202,7 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
     for layer in layers:
         nn.init.orthogonal_(layer.weight, last_gain if layer is layers[-1] else 2**0.5)
         nn.init.zeros_(layer.bias)
-    hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU())]
+    hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU(inplace=True))]
     return nn.Sequential(nn.Sequential(*hidden), layers[-1])
 
 

@@ -15,7 +15,7 @@ from .conftest import load_edited
 from .runs import small, summary, weights
 
 ROWS = 70
-RELU = "(layer, nn.ReLU())"
+RELU = "(layer, nn.ReLU(inplace=True))"
 TANH = RELU, "(layer, nn.Tanh())"
 LAYER_NORM = RELU, "(layer, nn.LayerNorm(layer.out_features), nn.SiLU())"
 RETURNED = "return policy, value_loss(agent, mb), log_ratio.detach()"

@@ -290,7 +290,7 @@ def test_a_run_that_was_moved_goes_on_in_its_new_place(scripts, tmp_path, monkey
 def test_a_script_that_has_changed_in_between_is_said_and_kept(
     scripts, tmp_path, monkeypatch, capsys
 ):
-    edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU()", "nn.Tanh()"))
+    edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU(inplace=True)", "nn.Tanh()"))
     args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
     cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
     folder = resume(edited, tmp_path / "run")
