@@ -2,12 +2,19 @@
 
 `python tests/benchmarks/bench_cost_model.py --dataset FOLDER` takes a folder of `ppo_lag.py
 --save-trajectories`, sets a fixed test set aside, and pretrains on nested parts of the rest.
+
+With `--later` it is the gate that a change of the method passes before it becomes a default: the
+test episodes are those that were played last, by policies that the model has not seen, and what
+counts is the step AUROC and the true mean cost where the learned one meets its limit, as learned
+and after `calibrate_limit` on the labels of the test episodes.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,12 +26,20 @@ from pbcrl import (
     CostModel,
     CostModelTrainer,
     DeadZone,
+    Label,
     PreferenceBuffer,
     SyntheticOracle,
     TrajectoryDataset,
+    cut_segments,
     draw_pairs,
 )
-from pbcrl.metrics import cost_model_report
+from pbcrl.calibration import calibrate_limit
+from pbcrl.metrics import (
+    cost_model_report,
+    step_auroc,
+    true_cost_at_limit,
+    true_cost_at_limit_interval,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,13 @@ class Args:
     """held-out episodes"""
     queries: int = 18_000
     """labelled pairs, a tenth of them for validation"""
+    later: bool = False
+    """test on the last episodes that were played, not on a random sample; the dataset must have
+    kept all episodes of its run, which are then in order"""
+    segment_length: int | None = None
+    """steps of the segments that are compared; default: whole episodes"""
+    segment_share: float = 0.5
+    """share of the queries that are about segments; of the others come all safety labels"""
     seeds: int = 1
     """seeds 0, 1, ... of every size; the test episodes are the same for all"""
     lr: float = 3e-3
@@ -51,6 +73,10 @@ class Args:
     """most passes over the pairs"""
     validate_every: int = 10
     """gradient steps between two validations"""
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    """widths of the hidden layers"""
+    output: Literal["linear", "tanh", "softplus"] = "linear"
+    """how a step's cost is made from the output of the net"""
     output_scale: float = 0.03
     """factor on the net's output per step"""
     dead_zone: float = 1.0
@@ -71,6 +97,8 @@ def main(args: Args) -> None:
             f"and a cost limit; {args.dataset} has {len(dataset)} of {dataset.env_id}"
         )
     order = np.random.default_rng(0).permutation(len(dataset))
+    if args.later:
+        order = np.arange(len(dataset))[::-1]
     test = [dataset[i] for i in order[: args.test_episodes]]
     true = np.array([episode.true_cost for episode in test])
     unsafe = float((true > limit).mean())
@@ -81,6 +109,7 @@ def main(args: Args) -> None:
             torch.manual_seed(seed)
             oracle = SyntheticOracle(limit, budget=args.queries)
             chosen = rng.permutation(order[args.test_episodes :])[:size]
+            share = args.segment_share if args.segment_length else 0.0
             buffers = []
             for rows, queries in (
                 (chosen[: size // 10], args.queries // 10),
@@ -88,17 +117,26 @@ def main(args: Args) -> None:
             ):
                 buffer = PreferenceBuffer()
                 buffer.add_trajectories([dataset[i] for i in rows])
-                count = min(queries, len(rows) * (len(rows) - 1) // 2)
+                count = min(queries - int(share * queries), len(rows) * (len(rows) - 1) // 2)
                 pairs = draw_pairs(len(rows), count, rng=rng)
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+                if args.segment_length:
+                    segments = cut_segments(buffer.trajectories, args.segment_length)
+                    start = buffer.add_trajectories(segments)[0]
+                    pairs = start + draw_pairs(len(segments), int(share * queries), rng=rng)
+                    labels = oracle.label(buffer.queries(pairs))  # the limit is one of episodes
+                    labels = [Label(one.preference, math.nan, math.nan) for one in labels]
+                    buffer.add_labels(pairs, labels)
                 buffers.append(buffer)
             valid, train = buffers
             model = CostModel(
                 Box(-np.inf, np.inf, dataset.obs_shape),
                 Box(-np.inf, np.inf, (dataset.act_dim,)),
+                hidden_sizes=args.hidden_sizes,
                 output_scale=args.output_scale,
+                output=args.output,
             )
-            model.fit_input_scale(train.trajectories)
+            model.fit_input_scale([dataset[i] for i in chosen[size // 10 :]])
             trainer = CostModelTrainer(
                 model,
                 rng=rng,
@@ -116,15 +154,23 @@ def main(args: Args) -> None:
                 validate_every=args.validate_every,
             )
             seconds = time.perf_counter() - start
-            report = cost_model_report(model.score(test), true, limit)
+            learned = model.score(test)
+            report = cost_model_report(learned, true, limit, learned_limit=model.learned_limit)
+            calibrated = calibrate_limit(learned, true <= limit).limit
+            at_calibrated = true_cost_at_limit(learned, true, learned_limit=calibrated)
+            half = true_cost_at_limit_interval(learned, true, learned_limit=calibrated)
             best = min(range(len(history)), key=lambda i: history[i].selection_loss)
+            steps_found = step_auroc(model.step_cost, test)
             print(
-                f"{size:5d} episodes, seed {seed}: balanced accuracy "
-                f"{report['balanced_accuracy']:.3f}, accuracy {report['accuracy']:.3f} (base rate "
-                f"{report['base_rate']:.3f}), pairs {report['pair_accuracy']:.3f}, W2 scaled "
-                f"{report['w2_scaled']:.1f}, skewness {report['skewness_learned']:.1f} (true "
-                f"{report['skewness_true']:.1f}); best of {len(history)} validations: {best}, "
-                f"{seconds:.0f} s",
+                f"{size:5d} episodes, seed {seed}: step AUROC {steps_found:.3f}, "
+                f"true cost at the limit {report['true_cost_at_limit']:.1f} +- "
+                f"{report['true_cost_at_limit_interval']:.1f}, calibrated {at_calibrated:.1f} +- "
+                f"{half:.1f}; correlation {np.corrcoef(learned, true)[0, 1]:.2f}, AUROC "
+                f"{report['auroc']:.3f}, "
+                f"balanced accuracy {report['balanced_accuracy']:.3f}, pairs "
+                f"{report['pair_accuracy']:.3f}, W2 scaled {report['w2_scaled']:.1f}, skewness "
+                f"{report['skewness_learned']:.1f} (true {report['skewness_true']:.1f}); best of "
+                f"{len(history)} validations: {best}, {seconds:.0f} s",
                 flush=True,
             )
 
