@@ -242,7 +242,7 @@ class PreferenceBuffer:
             pairs=torch.from_numpy(inverse.reshape(-1, 2)),
             preference=labels[:, 0],
             safe=labels[:, 1:],
-            positions=torch.from_numpy(np.asarray(indices, dtype=np.int64)),
+            numbers=torch.from_numpy(unique),
         )
 
     def check_labelled(self) -> None:

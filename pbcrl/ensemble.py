@@ -1,6 +1,6 @@
 """Several cost models of the same labels, and how far they disagree: mean plus pessimism.
 
-Each member is trained on a bootstrap resample of the labelled pairs (by `CostModelTrainer`), so
+Each member is trained on a bootstrap resample of the trajectories (by `CostModelTrainer`), so
 that members agree where the labels decide the cost of a step, and differ where they do not.
 """
 

@@ -53,8 +53,9 @@ class Evaluation:
 class CostModelTrainer:
     """Adam on the PbCI loss (Eq. 5) of labelled pairs.
 
-    The members of an ensemble are trained side by side, each on its own bootstrap resample: a pair
-    counts for a member as often as a Poisson variable of mean 1 says, once for all. What is
+    The members of an ensemble are trained side by side, each on its own bootstrap resample of the
+    trajectories: a member has each of them as often as a Poisson variable of mean 1 says, once for
+    all. What is
     measured is the mean of the members, since pessimism is a margin and no error.
 
     Args:
@@ -429,15 +430,19 @@ def _check_lr(lr: float) -> None:
 def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
     """A resample of the pairs for each member; the batch itself if there is only one.
 
-    How often a member sees a pair is Poisson distributed with mean 1, and follows from the pair's
-    position in its buffer, so that it stays the same whenever the pair is drawn again.
+    What is resampled are the trajectories, which are far fewer than the pairs: of resampled pairs
+    every member would see nearly all trajectories nearly equally often, and the members would agree
+    where they should not. How often a member has a trajectory is Poisson distributed with mean 1,
+    and follows from the trajectory's position in its buffer, so that it stays the same; a pair
+    counts as often as its first times its second.
     """
     if num_members == 1:
         return [batch]
-    size = 1 << int(batch.positions.max()).bit_length()
+    size = 1 << int(batch.numbers.max()).bit_length()
     resamples = []
     for member in range(num_members):
-        count = torch.from_numpy(_poisson_counts(member, size))[batch.positions]
+        copies = torch.from_numpy(_poisson_counts(member, size))[batch.numbers]
+        count = copies[batch.pairs].prod(dim=1)
         rows = torch.repeat_interleave(torch.arange(len(batch)), count)
         resamples.append(
             PairBatch(
@@ -445,7 +450,7 @@ def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
                 pairs=batch.pairs[rows],
                 preference=batch.preference[rows],
                 safe=batch.safe[rows],
-                positions=batch.positions[rows],
+                numbers=batch.numbers,
             )
         )
     return resamples

@@ -151,8 +151,8 @@ class PairBatch:
     """μ, NaN where not given. float32 (B,)."""
     safe: Tensor
     """ε of the first and the second member, NaN where not given. float32 (B, 2)."""
-    positions: Tensor
-    """Of the pairs in their buffer, so that a pair is known again. int64 (B,)."""
+    numbers: Tensor
+    """Positions of the trajectories in their buffer, so that one is known again. int64 (U,)."""
 
     def __len__(self) -> int:
         """B, the number of pairs."""

@@ -2,6 +2,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -600,28 +601,46 @@ def fresh_ensemble_trainer(num=3, *, pessimism=0.0, **options):
     return CostModelTrainer(model, rng=rng(), **{"lr": 1e-2, "batch_size": 64, **options})
 
 
-def test_a_pair_counts_for_a_member_as_often_as_its_position_says():
+def members_of(part):
+    """The pairs of a resample, as positions of their members in the buffer."""
+    return [tuple(pair) for pair in part.numbers[part.pairs].tolist()]
+
+
+def test_a_pair_counts_for_a_member_as_often_as_its_trajectories_say():
     """However the pair is drawn: alone, among others, or from a buffer that has grown since."""
     buffer = linear_buffer(40, seed=1)
     whole = _bootstrapped(buffer.batch(np.arange(120)), 5)
     assert [len(part) for part in whole] != [120] * 5
     for position in (0, 7, 119):
+        pair = tuple(buffer.labelled_pairs[position].tolist())
         alone = _bootstrapped(buffer.batch(np.array([position])), 5)
         for part, one in zip(whole, alone, strict=True):
-            assert len(one) == (part.positions == position).sum()
-    longer = linear_buffer(80, seed=1)
-    for part, other in zip(whole, _bootstrapped(longer.batch(np.arange(240)), 5), strict=True):
-        assert torch.equal(part.positions, other.positions[other.positions < 120])
+            assert len(one) == members_of(part).count(pair)
+    start = len(buffer.trajectories)
+    buffer.add_trajectories(linear_buffer(40, seed=2).trajectories)
+    buffer.add_labels(np.array([[start, start + 1]]), [Label(1, 1, 0)])
+    for part, other in zip(whole, _bootstrapped(buffer.batch(np.arange(121)), 5), strict=True):
+        assert [pair for pair in members_of(other) if max(pair) < start] == members_of(part)
 
 
-def test_a_resample_leaves_out_a_share_of_1_in_e_of_the_pairs():
-    """A Poisson variable of mean 1 is 0 with probability 1/e = 0.368; members differ in which."""
+def test_what_is_resampled_are_the_trajectories():
+    """Poisson of mean 1: a member lacks 1/e of the trajectories, and of pairs all that have one.
+
+    Its weight of a pair is a product of two such numbers, whose variance is 2 * 2 - 1 = 3. Of
+    resampled pairs, ten to a trajectory, hardly any trajectory would be missing.
+    """
     buffer = linear_buffer(300, seed=1, pairs_each=10, steps=1)
-    parts = _bootstrapped(buffer.batch(np.arange(3000)), 4)
-    seen = [set(part.positions.tolist()) for part in parts]
-    for one in seen:
-        assert len(one) / 3000 == pytest.approx(1 - 1 / math.e, abs=0.03)
-    assert len(seen[0] & seen[1]) / 3000 == pytest.approx((1 - 1 / math.e) ** 2, abs=0.03)
+    parts = _bootstrapped(buffer.batch(np.arange(3000)), 20)
+    present = [{i for pair in members_of(part) for i in pair} for part in parts]
+    assert np.mean([len(one) for one in present]) / 300 == pytest.approx(1 - 1 / math.e, abs=0.02)
+    assert np.mean([len(set(members_of(part))) for part in parts]) / 3000 == pytest.approx(
+        (1 - 1 / math.e) ** 2, abs=0.02
+    )
+    pairs = list(map(tuple, buffer.labelled_pairs.tolist()))
+    counts = [Counter(members_of(part)) for part in parts]
+    weights = np.array([[count[pair] for pair in pairs] for count in counts])
+    assert weights.mean() == pytest.approx(1, abs=0.1)
+    assert weights.var() == pytest.approx(3, abs=0.5)
 
 
 def test_a_single_model_sees_every_pair_once():
