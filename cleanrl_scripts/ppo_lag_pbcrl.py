@@ -24,6 +24,7 @@ from common.envs import (
     action_bounds,
     check_rollout,
     flat_dims,
+    horizon_of,  # PbCRL
     make_envs,
     require_cost,
     resolve_cost_limit,
@@ -48,6 +49,7 @@ from pbcrl import (  # PbCRL
     PreferenceCostVectorWrapper,  # PbCRL
     SyntheticOracle,  # PbCRL
     Trajectory,  # PbCRL
+    cut_segments,  # PbCRL
     finished_trajectories,  # PbCRL
 )  # PbCRL
 from pbcrl.lagrange import Multiplier  # PbCRL
@@ -124,6 +126,10 @@ class Args:
     """env steps of that collection; default: total_timesteps"""
     offline_queries: int = 18_000
     """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
+    segment_length: int | None = None
+    """steps of the segments that half of the offline queries compare, to learn which steps cost;
+    the limit comes from the safety labels of the other half, whole episodes. Default: episodes
+    alone"""
     online_queries: int = 2_000
     """pairs labelled in policy training, spread evenly over it"""
     finetune_interval: int = 5
@@ -432,6 +438,22 @@ def check_constraint(args: Args) -> None:
         )
 
 
+def check_segments(args: Args, envs: VectorEnv[Any, Any, Any]) -> None:
+    """Refuse segments that are no part of an episode, or that nobody would be asked about.
+
+    Raises:
+        ValueError: If so.
+    """
+    length, horizon = args.segment_length, horizon_of(envs)
+    if length is not None and not 1 <= length <= horizon:
+        raise ValueError(
+            f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
+            f"{length}"
+        )
+    if length is not None and not args.offline_queries:
+        raise ValueError("segments are compared offline, but --offline-queries is 0; raise it")
+
+
 def make_multiplier(args: Args) -> Multiplier:
     """Return the multiplier, by the rule and step size given, or those that suit the constraint."""
     rule = args.multiplier_rule or ("adam" if args.constraint == "learned" else "ascent")
@@ -455,22 +477,53 @@ def make_oracle(args: Args, limit: float) -> Oracle:
     return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
 
 
+def offline_buffer(args: Args, episodes: list[Trajectory]) -> PreferenceBuffer:
+    """Return a buffer with the episodes and, after them, their segments if these are compared."""
+    buffer = PreferenceBuffer()
+    buffer.add_trajectories(episodes)
+    if args.segment_length is not None:
+        buffer.add_trajectories(cut_segments(episodes, args.segment_length))
+    return buffer
+
+
+def label_offline(
+    args: Args, feedback: FeedbackLoop, buffer: PreferenceBuffer, *, queries: int, episodes: int
+) -> int:
+    """Have pairs of a buffer's first trajectories labelled, and as many of the segments after."""
+    if args.segment_length is None:
+        return feedback.label(buffer, queries)
+    whole, segments = np.split(np.arange(len(buffer.trajectories)), [episodes])
+    count = feedback.label(buffer, queries - queries // 2, among=whole)
+    return count + feedback.label(buffer, queries // 2, among=segments, safety=False)
+
+
 def pretrain(
-    args: Args, run: Run, trainer: CostModelTrainer, feedback: FeedbackLoop, valid: PreferenceBuffer
+    args: Args,
+    run: Run,
+    trainer: CostModelTrainer,
+    feedback: FeedbackLoop,
+    valid: PreferenceBuffer,
+    split: tuple[int, int],
 ) -> None:
-    """Phases 2 and 3: buy labels of the offline episodes, fit the cost model to them."""
-    train = feedback.buffer
+    """Phases 2 and 3: buy labels of the offline episodes, fit the cost model to them.
+
+    The first trajectories in the loop's buffer and in `valid` are whole episodes, `split` says how
+    many.
+    """
+    train, num_queries = feedback.buffer, args.offline_queries
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         if args.label_folder is not None:
             run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-        num_valid = feedback.label(valid, args.offline_queries // 10)
-        num_train = feedback.label(train, args.offline_queries - args.offline_queries // 10)
+        shares = num_queries - num_queries // 10, num_queries // 10
+        num_valid = label_offline(args, feedback, valid, queries=shares[1], episodes=split[1])
+        num_train = label_offline(args, feedback, train, queries=shares[0], episodes=split[0])
+        kind = "episodes" if args.segment_length is None else "episodes and segments"
         run.say(
             f"   {num_train} + {num_valid} queries over {train.num_compared} + "
-            f"{valid.num_compared} different episodes for training + validation"
+            f"{valid.num_compared} different {kind} for training + validation"
         )
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
-        trainer.model.fit_input_scale(train.trajectories)
+        trainer.model.fit_input_scale(train.trajectories[: split[0]])
         history = trainer.pretrain(
             train,
             valid,
@@ -511,6 +564,7 @@ def train(args: Args) -> Path:
     env_seed = args.seed + 500_000  # PbCRL: no episode of a dataset of this seed comes again
     noise = torch.Generator().manual_seed(env_seed)
     envs = make_envs(args.env_id, args.num_envs)
+    check_segments(args, envs)  # PbCRL
     low, high = action_bounds(envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     if args.capture_video > 0:
@@ -542,10 +596,8 @@ def train(args: Args) -> Path:
             bf16=args.bf16,
             rng=rng,
         )
-        train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
         test, valid, train = offline_episodes(args, run, limit=limit, horizon=cost_model.horizon)
-        valid_pairs.add_trajectories(valid)
-        train_pairs.add_trajectories(train)
+        train_pairs, valid_pairs = offline_buffer(args, train), offline_buffer(args, valid)
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         watch = LabelWatch()
@@ -580,7 +632,7 @@ def train(args: Args) -> Path:
 
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
-            pretrain(args, run, trainer, feedback, valid_pairs)
+            pretrain(args, run, trainer, feedback, valid_pairs, (len(train), len(valid)))
             progress.pretrained = Judge.of(cost_model).report(test, limit)
             found = progress.pretrained
             run.say(

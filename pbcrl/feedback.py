@@ -101,12 +101,23 @@ class FeedbackLoop:
         """Labels so far, online and offline, for whatever buffer; one for each batch, too."""
         return self._num_labels
 
-    def label(self, buffer: PreferenceBuffer, num_queries: int) -> int:
+    def label(
+        self,
+        buffer: PreferenceBuffer,
+        num_queries: int,
+        *,
+        among: NDArray[np.integer] | None = None,
+        safety: bool = True,
+    ) -> int:
         """Label distinct pairs of a buffer's trajectories, however long the oracle takes.
 
         Args:
             buffer: This loop's, or another one, for validation.
-            num_queries: How many. If fewer pairs are left that have no label, only those are asked.
+            num_queries: How many. If fewer pairs are left that have no label, only those are
+                asked.
+            among: Positions in the buffer of the trajectories to compare, (N,); None is all.
+            safety: Whether safety labels are kept. Those of segments say nothing about a limit on
+                episodes.
 
         Returns:
             How many labels were added.
@@ -117,11 +128,15 @@ class FeedbackLoop:
             StorageError: If the labels cannot be logged; none is used then.
         """
         _check_buffer(buffer)
-        count = min(
-            _checked_count("num_queries", num_queries), num_new_pairs(buffer.trajectories, buffer)
-        )
-        pairs = uniform(buffer.trajectories, count, asked=buffer, rng=self._rng)
-        self._keep(buffer, pairs, self.oracle.label(buffer.queries(pairs)))
+        every = np.arange(len(buffer.trajectories))
+        chosen = every if among is None else every[among]
+        pool = [buffer.trajectories[i] for i in chosen.tolist()]
+        count = min(_checked_count("num_queries", num_queries), num_new_pairs(pool, buffer))
+        pairs = chosen[uniform(pool, count, asked=buffer, rng=self._rng)]
+        labels = self.oracle.label(buffer.queries(pairs))
+        if not safety:
+            labels = [Label(label.preference, math.nan, math.nan) for label in labels]
+        self._keep(buffer, pairs, labels)
         return count
 
     def add(self, finished: Sequence[Trajectory]) -> None:

@@ -380,10 +380,11 @@ class CostModelTrainer:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
-        lengths, horizon = (
-            [len(trajectory) for trajectory in buffer.trajectories],
-            self.model.horizon,
-        )
+        members, safe = buffer.labelled_pairs, buffer.labels[:, 1:]
+        judged = np.unique(members[~np.isnan(safe)]).tolist()  # others set no limit
+        if not judged:
+            return
+        lengths, horizon = [len(buffer.trajectories[i]) for i in judged], self.model.horizon
         shortest, longest = min(lengths), max(lengths)
         # Longer ones are refused when they are scored.
         if horizon is not None and shortest == longest < horizon:

@@ -74,6 +74,24 @@ def test_no_more_is_asked_than_there_are_pairs_without_a_label():
     assert loop.queries_asked == 0  # online
 
 
+def test_some_trajectories_can_be_compared_without_safety_labels(tmp_path):
+    """As segments are, which lie after the episodes in a buffer: the limit is not one of theirs."""
+    buffer = buffer_of(0, 9, 1, 2, 3)
+    loop = FeedbackLoop(SyntheticOracle(5), buffer, rng=rng(), folder=tmp_path)
+    assert loop.label(buffer, 9, among=np.arange(2)) == 1
+    assert loop.label(buffer, 9, among=np.arange(2, 5), safety=False) == 3
+    assert {frozenset(pair) for pair in buffer.labelled_pairs.tolist()} == {
+        frozenset(pair) for pair in [(0, 1), (2, 3), (2, 4), (3, 4)]
+    }
+    first, second = np.array(costs_of(buffer, range(4))).T
+    np.testing.assert_array_equal(buffer.labels[:, 0], first < second)
+    np.testing.assert_array_equal(np.isnan(buffer.labels[:, 1:]), [[False] * 2] + [[True] * 2] * 3)
+    np.testing.assert_array_equal(
+        [[one.preference, one.first_safe] for one in read_labels(tmp_path / "labels.jsonl")],
+        buffer.labels[:, :2],
+    )
+
+
 def test_one_log_has_the_labels_of_a_validation_buffer_too(tmp_path):
     buffer, valid = buffer_of(1, 2, 3), buffer_of(4, 5, 6)
     loop = FeedbackLoop(SyntheticOracle(5), buffer, rng=rng(), folder=tmp_path)

@@ -1,6 +1,7 @@
 """What moves the multiplier: the learned cost, the rate of unsafe episodes, or judged batches."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -69,11 +70,13 @@ class Stop(BaseException):
     """As sudden as a kill, but in this process."""
 
 
-@pytest.mark.parametrize("constraint", CONSTRAINTS)
+@pytest.mark.parametrize(
+    "options", [*({"constraint": one} for one in CONSTRAINTS), {"segment_length": 25}], ids=str
+)
 def test_a_run_that_is_cut_off_ends_bit_identical(
-    script, constraint, make_args, tmp_path, monkeypatch
+    script, options, make_args, tmp_path, monkeypatch
 ):
-    whole = script.train(make_args("whole", constraint=constraint))
+    whole = script.train(make_args("whole", **options))
     log, seen = script.Run.log, []
 
     def log_and_stop(run, step, values):
@@ -85,7 +88,7 @@ def test_a_run_that_is_cut_off_ends_bit_identical(
     with monkeypatch.context() as patched:
         patched.setattr(script.Run, "log", log_and_stop)
         with pytest.raises(Stop):
-            script.train(make_args("cut", constraint=constraint))
+            script.train(make_args("cut", **options))
     cut = script.train(script.Args(resume=str(tmp_path / "cut")))
     assert rows(cut) == rows(whole)
     assert summary(cut) == summary(whole)
@@ -166,6 +169,15 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
         ({"accept_batch": 9}, "--accept-batch must be at least 10, got 9"),
         ({"multiplier_floor": -0.1}, "--multiplier-floor must be >= 0 and finite, got -0.1"),
         ({"multiplier_floor": 0.05}, r"initial must be at least floor, got 0\.01 and 0\.05"),
+        (
+            {"segment_length": 0},
+            "--segment-length must be at least 1, got 0",
+        ),
+        ({"segment_length": 101}, r"--segment-length must lie in 1\.\.100, .* got 101"),
+        (
+            {"segment_length": 10, "offline_queries": 0},
+            "segments are compared offline, but --offline-queries is 0; raise it",
+        ),
         ({"finetune_lr": 0.0}, "--finetune-lr must be > 0 and finite, got 0.0"),
         (
             {"constraint": "rate", "online_queries": 0},
@@ -211,3 +223,17 @@ def test_a_fine_tuning_of_its_own_changes_the_cost_model(script, make_args):
     ]
     assert losses[0] == losses[1]
     assert len({str(one) for one in losses}) == 3
+
+
+def test_half_of_the_offline_queries_compare_segments_and_have_no_safety_label(
+    script, make_args, capsys
+):
+    folder = script.train(make_args("run", segment_length=25, offline_queries=200))
+    labels = read_labels(folder / "labels.jsonl")
+    assert len(labels) == 320
+    is_limited = [not math.isnan(label.first_safe) for label in labels]
+    # To validate on: 10 queries about episodes, 10 about segments; to train on: 90 and 90.
+    assert is_limited == [True] * 10 + [False] * 10 + [True] * 90 + [False] * 90 + [True] * 120
+    assert not any(math.isnan(label.preference) for label in labels)
+    assert "different episodes and segments for training + validation" in capsys.readouterr().out
+    assert summary(folder)["warnings"] == []
