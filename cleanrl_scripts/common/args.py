@@ -16,6 +16,7 @@ import torch
 import tyro
 from gymnasium.error import DependencyNotInstalled
 
+from common.defaults import defaults_of
 from pbcrl.errors import PbcrlError, StorageError
 
 ArgsT = TypeVar("ArgsT")
@@ -157,12 +158,22 @@ def is_finished(folder: Path) -> bool:
         return False
 
 
+def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
+    """Parse a command line; a training script has defaults that depend on its `--env-id`."""
+    found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", "\0".join(words))
+    if not found or not hasattr(args_type, "total_timesteps"):  # evaluate.py has none
+        return tyro.cli(args_type, args=words)
+    script = Path(str(sys.modules[args_type.__module__].__file__)).stem
+    default = args_type(**defaults_of(found[-1], script=script))
+    return tyro.cli(args_type, args=words, default=default)
+
+
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
     """Parse the arguments and train; errors that a user can fix are one line, not a traceback."""
     words = sys.argv[1:] if argv is None else argv
     # 1e6 counts steps as well as 1000000 does.
     words = [str(int(float(w))) if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", w) else w for w in words]
-    args = tyro.cli(args_type, args=words)
+    args = _parsed(args_type, words)
     try:
         train(args)
     except KeyboardInterrupt:

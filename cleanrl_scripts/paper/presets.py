@@ -16,6 +16,20 @@ import pbcrl_envs
 
 SCRIPTS = Path(__file__).parents[1]
 """Folder of the training scripts."""
+sys.path.append(str(SCRIPTS))
+
+from common.defaults import (  # noqa: E402 - where it lies is said just above
+    BLOCK,
+    BUTTON,
+    CHEETAH,
+    GOAL,
+    HUMANOID,
+    LANE,
+    PUSH,
+    TOY,
+    WALKER,
+    defaults_of,
+)
 
 
 @dataclass(frozen=True)
@@ -56,13 +70,24 @@ class Table:
         return VARIANTS[variant].title
 
 
-BT = {"dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
+BY_COST = {"constraint": "learned"}
+BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
     "ppo_lag": Variant("PPO-Lag (oracle)", "ppo_lag"),
-    "pbcrl": Variant("PbCRL", "ppo_lag_pbcrl"),
+    "pbcrl": Variant("PbCRL", "ppo_lag_pbcrl", BY_COST),
+    "pbcrl_rate": Variant("PbCRL, rate of labels", "ppo_lag_pbcrl", {"constraint": "rate"}),
+    "pbcrl_accept": Variant("PbCRL, acceptance", "ppo_lag_pbcrl", {"constraint": "accept"}),
+    "pbcrl_constant": Variant(
+        "PbCRL, constant λ",
+        "ppo_lag_pbcrl",
+        # A step so small that it changes nothing.
+        {**BY_COST, "multiplier-rule": "ascent", "multiplier-lr": 1e-12, "multiplier-initial": 5},
+    ),
     "pbcrl_offline": Variant(
-        "PbCRL-Offline", "ppo_lag_pbcrl", {"offline-queries": 20_000, "online-queries": 0}
+        "PbCRL-Offline",
+        "ppo_lag_pbcrl",
+        {**BY_COST, "offline-queries": 20_000, "online-queries": 0},
     ),
     "rlsf": Variant("RLSF", "ppo_lag_rlsf", {"queries": 20_000}),
     "ppo_bt": Variant("PPO-BT", "ppo_lag_pbcrl", BT),
@@ -74,7 +99,7 @@ VARIANTS = {
 }
 """Methods, on equal budgets of 20,000 queries, and their ablations."""
 
-METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"
+METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"  # the paper's
 DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
 LIMITS, NOISES = (20, 18, 15, 10), (0, 5, 10, 30)
 
@@ -155,11 +180,6 @@ SAFETY_NOISE = tuple(
     for noise in NOISES
 )
 
-GOAL, PUSH, BUTTON = (f"SafetyPoint{name}1-v0" for name in ("Goal", "Push", "Button"))
-CHEETAH, WALKER, HUMANOID = (
-    f"Safety{name}Velocity-v1" for name in ("HalfCheetah", "Walker2d", "Humanoid")
-)
-BLOCK, LANE, TOY = "DrivingBlockedRoad-v0", "DrivingLaneChange-v0", "PointHazards-v0"
 ROBOTS = CHEETAH, WALKER, HUMANOID, GOAL, PUSH, BUTTON
 
 RETURN, COST, LEARNED, ACCURACY = "return", "true_cost", "learned_cost", "accuracy"
@@ -216,7 +236,7 @@ TABLES = {
     "driving": Table(
         "Driving",
         (BLOCK, LANE),
-        METHODS,
+        (*METHODS, "pbcrl_rate", "pbcrl_constant"),
         (RETURN, COST),
         {
             (BLOCK, RETURN): ("39.1 ± 0.1", "36.4 ± 0.3", "31.8 ± 0.3", "38.5 ± 0.6"),
@@ -379,48 +399,14 @@ TABLES = {
 }
 """Presets of `benchmark.py`, one per table of the paper save those on language models."""
 
-DRIVING: dict[str, object] = {
-    "total-timesteps": 2_000_000,
-    "num-envs": 100,
-    "num-steps": 100,
-    "minibatch-size": 2_000,
-    "hidden-sizes": (64, 64),
-    "learning-rate": 1e-3,
-    "lr-decay": 0.9,  # or the last iterate is left to chance
-    "target-kl": 0.01,
-    "bound-coef": 0.1,
-    "initial-log-std": -1.0,
-    "multiplier-initial": 0.01,
-    # The limit means not one bad step: the price of one must soon outweigh all haste.
-    "multiplier-lr": 0.5,
-    "eval-episodes": 500,
-}
 TASK_OPTIONS: dict[str, dict[str, object]] = {
-    **{env_id: {"total-timesteps": 10_000_000} for env_id in ROBOTS},
-    BLOCK: DRIVING,
-    LANE: DRIVING,
-    TOY: {
-        "total-timesteps": 1_000_000,
-        "num-envs": 50,
-        "num-steps": 100,
-        "minibatch-size": 500,
-        "hidden-sizes": (128, 128),
-        "learning-rate": 1e-3,
-        "target-kl": 0.05,
-        "gamma": 0.95,
-        "bound-coef": 0.1,
-        # Cost is priced from the start: a policy that has learned to drive straight through the
-        # hazards finds no way around them, since both sides of a disc look alike from its middle.
-        "multiplier-initial": 1.5,
-        "multiplier-lr": 0.01,
-        "eval-episodes": 100,
-    },
+    env_id: {"total-timesteps": 10_000_000} for env_id in ROBOTS
 }
-"""Options of a task, for all methods alike; those of `tests/benchmarks`, too."""
-PRETRAINING: dict[str, dict[str, object]] = {
-    TOY: {"pretrain-epochs": 20, "validate-every": 200, "cost-batch-size": 32},
+"""Options of a task, for all methods alike, where the scripts' defaults for it are not taken."""
+BY_COST_OPTIONS: dict[str, dict[str, object]] = {
+    env_id: {"multiplier-lr": 0.5} for env_id in (BLOCK, LANE)
 }
-"""Options of a task for `ppo_lag_pbcrl.py` on top."""
+"""Options of a task where the learned cost itself moves λ: there as fast as the true one."""
 QUERIES = "offline-queries", "online-queries", "queries"
 SMOKE_OPTIONS: dict[str, dict[str, object]] = {
     TOY: {"total-timesteps": 8_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
@@ -456,10 +442,15 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
         episodes: Folder of the episodes that PPO-Lag of this task and seed leaves to the others.
     """
     row = VARIANTS[variant]
-    options: dict[str, object] = {"env-id": env_id, **TASK_OPTIONS[env_id]}
+    # All in words, so that a command says what was run even when the defaults have changed.
+    defaults = defaults_of(env_id, script=row.script)
+    options: dict[str, object] = {"env-id": env_id}
+    options |= {name.replace("_", "-"): value for name, value in defaults.items()}
+    options |= TASK_OPTIONS.get(env_id, {})
     if row.script == "ppo_lag_pbcrl":
-        options |= PRETRAINING.get(env_id, {})
         options |= {"offline-queries": 18_000, "online-queries": 2_000}
+    if row.options.get("constraint") == "learned":
+        options |= BY_COST_OPTIONS.get(env_id, {})
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":

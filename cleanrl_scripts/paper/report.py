@@ -194,7 +194,8 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
     if args is None:
         return None
     # The variant that agrees with the run in most options. "cost-limit" is "cost_limit" there.
-    options = {name.replace("_", "-"): value for name, value in args.items()}
+    options = {"constraint": "learned"}  # of runs from before there was a choice
+    options |= {name.replace("_", "-"): value for name, value in args.items()}
     fitting = [
         name
         for name, row in VARIANTS.items()

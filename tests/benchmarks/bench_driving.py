@@ -1,7 +1,7 @@
 """The driving tasks: speed of the arrays against highway-env, and what PPO-Lag makes of them.
 
 `make driving` prints the speeds, measured in turns, then one row per task, method and seed. Every
-run is a plain call of a script, with the settings of `cleanrl_scripts/paper/presets.py`: any row
+run is a plain call of a script, with the settings of `cleanrl_scripts/common/defaults.py`: any row
 can be repeated alone.
 """
 
@@ -24,10 +24,13 @@ import tyro
 import pbcrl_envs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
-from presets import BLOCK, DRIVING, LANE, command_of
+from common.defaults import defaults_of
+from presets import TABLES, command_of
 
-TASKS = BLOCK, LANE
+TASKS = TABLES["driving"].tasks
+SETTINGS = {env_id: defaults_of(env_id, script="ppo_lag") for env_id in TASKS}
 METHODS: dict[str, dict[str, object]] = {"ppo_lag": {}, "ppo": {"cost-limit": "inf"}}
 
 
@@ -97,7 +100,6 @@ def run(args: Args, env_id: str, method: str, seed: int) -> dict[str, float]:
     if not summary.exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
-            **DRIVING,
             "env-id": env_id,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
@@ -120,7 +122,7 @@ def main(args: Args) -> None:
         return
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     settings = Path(args.runs_dir) / "settings.json"
-    now = json.dumps([DRIVING, METHODS, args.eval_episodes], sort_keys=True)
+    now = json.dumps([SETTINGS, METHODS, args.eval_episodes], sort_keys=True)
     if settings.exists() and settings.read_text() != now:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)

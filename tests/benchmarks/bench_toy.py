@@ -21,9 +21,13 @@ import tyro
 import pbcrl_envs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
 from benchmark import read_object
-from presets import PRETRAINING, TASK_OPTIONS, TOY, command_of
+from common.defaults import defaults_of
+from presets import TABLES, command_of
+
+(TOY,) = TABLES["toy"].tasks
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,6 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
     if summary is None:
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
         options: dict[str, object] = {
-            **TASK_OPTIONS[TOY],
             "env-id": TOY,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
@@ -62,9 +65,7 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
             shutil.rmtree(episodes, ignore_errors=True)
             command = command_of("ppo_lag", {**options, "save-trajectories": episodes})
         else:
-            command = command_of(
-                "ppo_lag_pbcrl", {**options, **PRETRAINING[TOY], "dataset": episodes}
-            )
+            command = command_of("ppo_lag_pbcrl", {**options, "dataset": episodes})
         with (Path(args.runs_dir) / f"{name}.log").open("w") as log:
             subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
         summary = json.loads((folder / "summary.json").read_text())
@@ -74,7 +75,8 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
 def main(args: Args) -> None:
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     settings = Path(args.runs_dir) / "settings.json"
-    now = json.dumps([TASK_OPTIONS[TOY], PRETRAINING[TOY], args.eval_episodes], sort_keys=True)
+    used = [defaults_of(TOY, script=script) for script in ("ppo_lag", "ppo_lag_pbcrl")]
+    now = json.dumps([used, args.eval_episodes], sort_keys=True)
     if settings.exists() and settings.read_text() != now:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")
     settings.write_text(now)

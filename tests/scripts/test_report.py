@@ -342,6 +342,11 @@ def write_run_by_hand(root, name, **args):
         ("ppo_lag", {"script": "ppo_lag", "cost_limit": None}),
         ("ppo_lag_bf16", {"script": "ppo_lag", "bf16": True}),
         ("pbcrl", {"script": "ppo_lag_pbcrl", "dead_zone": 1.0, "offline_queries": 200}),
+        ("pbcrl_rate", {"script": "ppo_lag_pbcrl", "constraint": "rate"}),
+        (
+            "pbcrl_accept",
+            {"script": "ppo_lag_pbcrl", "constraint": "accept", "max_unsafe_rate": 0.1},
+        ),
         (
             "pbcrl_offline",
             {"script": "ppo_lag_pbcrl", "offline_queries": 20_000, "online_queries": 0},
