@@ -10,7 +10,7 @@
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
-ENV_ID ?= SafetyPointButton1-v0
+ENV_ID ?= DrivingLaneChange-v0
 ARGS ?=
 PRESET ?= results
 WORKERS ?= 2

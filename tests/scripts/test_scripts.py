@@ -254,6 +254,26 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
     assert not any(tmp_path.iterdir())
 
 
+def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
+    found = []
+    words = ["--env-id", "DrivingLaneChange-v0", "--num-envs", "7"]
+    for module in (scripts.ppo_lag, scripts.ppo_lag_pbcrl, scripts.ppo_lag_rlsf):
+        module.main(found.append, module.Args, words)
+        module.main(found.append, module.Args, ["--env-id=mine:Road-v0"])
+    driving, others = found[::2], found[1::2]
+    assert {(one.num_envs, one.num_steps, one.lr_decay) for one in driving} == {(7, 100, 0.9)}
+    assert [driving[0].multiplier_lr, driving[2].multiplier_lr] == [0.5, 0.5]
+    assert (driving[1].constraint, driving[1].max_unsafe_rate) == ("rate", 0.01)
+    assert others == [
+        type(one)(env_id="mine:Road-v0")
+        for one in (
+            scripts.ppo_lag.Args(),
+            scripts.ppo_lag_pbcrl.Args(),
+            scripts.ppo_lag_rlsf.Args(),
+        )
+    ]
+
+
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
 def test_steps_may_be_counted_as_people_write_them(scripts, word, steps):
     found = []
