@@ -36,6 +36,19 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "constraint": "rate",
     "max_unsafe_rate": 0.01,
 }
+_NAVIGATION: dict[str, Any] = {
+    "total_timesteps": 6_000_000,
+    # Many short rollouts: what is learned from differs more than in few long ones.
+    "num_envs": 100,
+    "num_steps": 200,
+    "update_epochs": 5,
+    "lr_decay": 0.9,  # the gradient of a rare cost is mostly noise, which large steps follow
+}
+_NAVIGATION_LIMIT: dict[str, Any] = {
+    # In proportion to itself: late enough for the reward to be learned, and then fast.
+    "multiplier_rule": "softplus",
+    "multiplier_lr": 0.12,
+}
 _TOY: dict[str, Any] = {
     "total_timesteps": 1_000_000,
     "num_envs": 50,
@@ -58,12 +71,25 @@ _TOY_PBCRL: dict[str, Any] = {
     "cost_batch_size": 32,
 }
 
-TASKS: dict[str, dict[str, Any]] = {BLOCK: _DRIVING, LANE: _DRIVING, TOY: _TOY}
+TASKS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION),
+    **dict.fromkeys((BLOCK, LANE), _DRIVING),
+    TOY: _TOY,
+}
 """Arguments of a task, of all scripts alike."""
 TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
-    "ppo_lag": {BLOCK: _DRIVING_LIMIT, LANE: _DRIVING_LIMIT},
-    "ppo_lag_rlsf": {BLOCK: _DRIVING_LIMIT, LANE: _DRIVING_LIMIT},
-    "ppo_lag_pbcrl": {BLOCK: _DRIVING_PBCRL, LANE: _DRIVING_PBCRL, TOY: _TOY_PBCRL},
+    **dict.fromkeys(
+        ("ppo_lag", "ppo_lag_rlsf"),
+        {
+            **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
+            **dict.fromkeys((BLOCK, LANE), _DRIVING_LIMIT),
+        },
+    ),
+    "ppo_lag_pbcrl": {
+        **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
+        **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
+        TOY: _TOY_PBCRL,
+    },
 }
 """Those of one script."""
 

@@ -83,6 +83,8 @@ class Args:
     """δ"""
     snr_weight: float = 1e-3
     """ζ"""
+    bf16: bool = False
+    """learn in bfloat16"""
     torch_threads: int = 2
     """threads of PyTorch"""
 
@@ -144,6 +146,7 @@ def main(args: Args) -> None:
                 snr_weight=args.snr_weight,
                 lr=args.lr,
                 batch_size=args.batch_size,
+                bf16=args.bf16,
             )
             start = time.perf_counter()
             history = trainer.pretrain(
