@@ -77,14 +77,13 @@ TASKS: dict[str, dict[str, Any]] = {
     TOY: _TOY,
 }
 """Arguments of a task, of all scripts alike."""
+_LIMIT = {
+    **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
+    **dict.fromkeys((BLOCK, LANE), _DRIVING_LIMIT),
+}
 TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
-    **dict.fromkeys(
-        ("ppo_lag", "ppo_lag_rlsf"),
-        {
-            **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
-            **dict.fromkeys((BLOCK, LANE), _DRIVING_LIMIT),
-        },
-    ),
+    "ppo_lag": _LIMIT,
+    "ppo_lag_rlsf": _LIMIT,
     "ppo_lag_pbcrl": {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
         **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
