@@ -113,7 +113,8 @@ class Args:
     """what moves λ, see docs/constraint.md. learned: the mean learned cost, in every iteration (the
     paper); rate: the share of episodes labelled unsafe, in labelling rounds; accept: whether the
     mean cost of a batch of fresh episodes is within the limit, in labelling rounds. Multiplier rule
-    and lr by default: adam 0.05; ascent 2; ascent 0.12, which are steps of ±0.06"""
+    and lr by default: adam 0.05; ascent 2; ascent 0.12, which are steps of ±0.06. With softplus lr
+    is 0.12 per iteration in all three"""
     max_unsafe_rate: float = 0.05
     """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate"""
     accept_batch: int = 20
@@ -457,9 +458,13 @@ def check_segments(args: Args, envs: VectorEnv[Any, Any, Any]) -> None:
 def make_multiplier(args: Args) -> Multiplier:
     """Return the multiplier, by the rule and step size given, or those that suit the constraint."""
     rule = args.multiplier_rule or ("adam" if args.constraint == "learned" else "ascent")
-    lr = args.multiplier_lr or 0.05
-    if args.multiplier_lr is None and rule in ("ascent", "pid"):  # per unit of what moves it
+    lr = args.multiplier_lr
+    if lr is None and rule in ("ascent", "pid"):  # per unit of what moves it
         lr = {"learned": 0.05, "rate": 2.0, "accept": 0.12}[args.constraint]
+    elif lr is None and rule == "softplus":  # per iteration; labels move λ once per round
+        lr = 0.12 * (1 if args.constraint == "learned" else args.finetune_interval)
+    elif lr is None:
+        lr = 0.05
     return MULTIPLIER_RULES[rule](
         lr=lr, initial=args.multiplier_initial, floor=args.multiplier_floor
     )

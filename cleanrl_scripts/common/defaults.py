@@ -50,6 +50,14 @@ _NAVIGATION_LIMIT: dict[str, Any] = {
     "multiplier_rule": "softplus",
     "multiplier_lr": 0.12,
 }
+_NAVIGATION_PBCRL: dict[str, Any] = {
+    # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
+    # asked of 20 episodes, and a share of unsafe ones would be hard to name.
+    "constraint": "accept",
+    "multiplier_rule": "softplus",
+    "finetune_interval": 3,
+    "finetune_lr": 3e-4,  # rounds are small
+}
 _TOY: dict[str, Any] = {
     "total_timesteps": 1_000_000,
     "num_envs": 50,
@@ -86,7 +94,7 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag": _LIMIT,
     "ppo_lag_rlsf": _LIMIT,
     "ppo_lag_pbcrl": {
-        **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
+        **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
         TOY: _TOY_PBCRL,
     },

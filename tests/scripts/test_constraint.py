@@ -151,6 +151,17 @@ def test_a_judged_batch_moves_the_multiplier_by_a_step_of_006_down_to_its_floor(
         ({"constraint": "accept"}, "AscentMultiplier", 0.12),
         ({"constraint": "rate", "multiplier_rule": "adam"}, "LagrangeMultiplier", 0.05),
         ({"constraint": "accept", "multiplier_lr": 0.5}, "AscentMultiplier", 0.5),
+        # Of ln(1 + e^x), from 0.01 on; the steps of three iterations at once where labels move it.
+        (
+            {"multiplier_rule": "softplus"},
+            "SoftplusMultiplier",
+            math.log1p(math.expm1(0.01) * math.exp(0.12)) - 0.01,
+        ),
+        (
+            {"multiplier_rule": "softplus", "constraint": "accept", "finetune_interval": 3},
+            "SoftplusMultiplier",
+            math.log1p(math.expm1(0.01) * math.exp(0.36)) - 0.01,
+        ),
     ],
 )
 def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, options, rule, step):
