@@ -52,6 +52,7 @@ from pbcrl import (  # PbCRL
     cut_segments,  # PbCRL
     finished_trajectories,  # PbCRL
 )  # PbCRL
+from pbcrl.calibration import calibrate_limit  # PbCRL
 from pbcrl.lagrange import Multiplier  # PbCRL
 from pbcrl.oracle import Teacher, num_queries  # PbCRL
 from pbcrl.recorder import discarded_envs  # PbCRL
@@ -128,9 +129,9 @@ class Args:
     offline_queries: int = 18_000
     """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
     segment_length: int | None = None
-    """steps of the segments that half of the offline queries compare, to learn which steps cost;
-    the limit comes from the safety labels of the other half, whole episodes. Default: episodes
-    alone"""
+    """steps of the segments that the offline queries compare, to learn which steps cost; an eighth
+    of them show batches of accept_batch episodes instead, which set the limit. Default: the queries
+    compare whole episodes"""
     online_queries: int = 2_000
     """pairs labelled in policy training, spread evenly over it"""
     finetune_interval: int = 5
@@ -451,8 +452,19 @@ def check_segments(args: Args, envs: VectorEnv[Any, Any, Any]) -> None:
             f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
             f"{length}"
         )
-    if length is not None and not args.offline_queries:
-        raise ValueError("segments are compared offline, but --offline-queries is 0; raise it")
+    if length is None:
+        return
+    if args.offline_queries // 8 < 2 * num_queries(args.accept_batch):
+        raise ValueError(
+            "segments are compared offline, and an eighth of the queries shows batches of "
+            f"{args.accept_batch} episodes to set the limit, at least 2 of them, but "
+            f"--offline-queries is {args.offline_queries}; raise it"
+        )
+    if args.label_folder is not None or args.replay_labels is not None:
+        raise ValueError(
+            "--segment-length shows batches of episodes, which --label-folder and "
+            "--replay-labels cannot yet; leave it out"
+        )
 
 
 def make_multiplier(args: Args) -> Multiplier:
@@ -482,59 +494,46 @@ def make_oracle(args: Args, limit: float) -> Oracle:
     return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
 
 
-def offline_buffer(args: Args, episodes: list[Trajectory]) -> PreferenceBuffer:
-    """Return a buffer with the episodes and, after them, their segments if these are compared."""
-    buffer = PreferenceBuffer()
-    buffer.add_trajectories(episodes)
-    if args.segment_length is not None:
-        buffer.add_trajectories(cut_segments(episodes, args.segment_length))
-    return buffer
-
-
-def label_offline(
-    args: Args, feedback: FeedbackLoop, buffer: PreferenceBuffer, *, queries: int, episodes: int
-) -> int:
-    """Have pairs of a buffer's first trajectories labelled, and as many of the segments after."""
-    if args.segment_length is None:
-        return feedback.label(buffer, queries)
-    whole, segments = np.split(np.arange(len(buffer.trajectories)), [episodes])
-    count = feedback.label(buffer, queries - queries // 2, among=whole)
-    return count + feedback.label(buffer, queries // 2, among=segments, safety=False)
-
-
 def pretrain(
     args: Args,
     run: Run,
     trainer: CostModelTrainer,
     feedback: FeedbackLoop,
     valid: PreferenceBuffer,
-    split: tuple[int, int],
+    episodes: list[Trajectory],
 ) -> None:
-    """Phases 2 and 3: buy labels of the offline episodes, fit the cost model to them.
+    """Phases 2 and 3: buy labels of the offline episodes or segments, fit the cost model to them.
 
-    The first trajectories in the loop's buffer and in `valid` are whole episodes, `split` says how
-    many.
+    Segments tell which steps cost, and nothing of the limit: that is set by the mean cost of
+    batches of `episodes`, in the order in which they were played.
     """
-    train, num_queries = feedback.buffer, args.offline_queries
+    train, queries, batches = feedback.buffer, args.offline_queries, list[list[Trajectory]]()
+    whole = args.segment_length is None
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         if args.label_folder is not None:
             run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-        shares = num_queries - num_queries // 10, num_queries // 10
-        num_valid = label_offline(args, feedback, valid, queries=shares[1], episodes=split[1])
-        num_train = label_offline(args, feedback, train, queries=shares[0], episodes=split[0])
-        kind = "episodes" if args.segment_length is None else "episodes and segments"
+        if not whole:
+            size = args.accept_batch
+            batches = [episodes[i : i + size] for i in range(0, len(episodes) - size + 1, size)]
+            batches = batches[: queries // 8 // num_queries(size)]
+            queries -= len(batches) * num_queries(size)
+        num_valid = feedback.label(valid, queries // 10, safety=whole)
+        num_train = feedback.label(train, queries - queries // 10, safety=whole)
+        accepted = [feedback.judge(batch) for batch in batches]
         run.say(
             f"   {num_train} + {num_valid} queries over {train.num_compared} + "
-            f"{valid.num_compared} different {kind} for training + validation"
+            f"{valid.num_compared} different {'episodes' if whole else 'segments'} for training + "
+            f"validation{'' if whole else f', and {len(batches)} batches of episodes'}"
         )
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
-        trainer.model.fit_input_scale(train.trajectories[: split[0]])
+        trainer.model.fit_input_scale(episodes)
         history = trainer.pretrain(
             train,
             valid,
             max_epochs=args.pretrain_epochs,
             patience=args.patience,
             validate_every=args.validate_every,
+            order_only=not whole,
             on_evaluation=lambda steps, e: run.say(
                 f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy of pairs "
                 f"{e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
@@ -542,6 +541,18 @@ def pretrain(
         )
         if min(history, key=lambda e: e.selection_loss) is history[0]:
             run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
+        if batches:
+            assert isinstance(trainer.model, CostModel)
+            means = [float(trainer.model.score(batch).mean()) for batch in batches]
+            if {True, False} <= set(accepted):
+                limit = calibrate_limit(means, np.array(accepted, dtype=np.float64)).limit
+            else:
+                limit = max(means) if True in accepted else min(means)
+                run.warn(
+                    f"all {len(batches)} batches of episodes were on one side of the limit, which "
+                    "is put at the nearest of them; collect episodes of more kinds"
+                )
+            trainer.model.recalibrate(1.0, limit)
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -602,7 +613,10 @@ def train(args: Args) -> Path:
             rng=rng,
         )
         test, valid, train = offline_episodes(args, run, limit=limit, horizon=cost_model.horizon)
-        train_pairs, valid_pairs = offline_buffer(args, train), offline_buffer(args, valid)
+        train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
+        length = args.segment_length
+        valid_pairs.add_trajectories(valid if length is None else cut_segments(valid, length))
+        train_pairs.add_trajectories(train if length is None else cut_segments(train, length))
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         watch = LabelWatch()
@@ -637,7 +651,7 @@ def train(args: Args) -> Path:
 
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
-            pretrain(args, run, trainer, feedback, valid_pairs, (len(train), len(valid)))
+            pretrain(args, run, trainer, feedback, valid_pairs, train)
             progress.pretrained = Judge.of(cost_model).report(test, limit)
             found = progress.pretrained
             run.say(

@@ -22,7 +22,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pbcrl.errors import MismatchError, NonFiniteError
+from pbcrl.errors import MismatchError, NonFiniteError, UnsupportedError
 from pbcrl.spaces import act_dim_of, obs_shape_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, padded_chunks
@@ -377,6 +377,43 @@ class CostModel(LearnedCost):
                 f"{self.horizon} and {horizon}; a model with horizon=None takes any length"
             )
         self.horizon = horizon
+
+    def recalibrate(self, scale: float, limit: float) -> None:
+        """Change the costs, so that an episode has scale · (C - limit) where it had C.
+
+        For what `calibrate_limit` returns: then 0 is the limit. Each of an episode's `horizon`
+        steps takes its share of it.
+
+        Args:
+            scale: a > 0.
+            limit: b, in units of the cost as it is.
+
+        Raises:
+            UnsupportedError: If the network is a custom one, the output is not linear, or the model
+                has no horizon or discounts.
+            ValueError: If `scale` is not > 0 and finite, or `limit` is not finite.
+        """
+        if not 0 < scale < math.inf or not math.isfinite(limit):
+            raise ValueError(
+                f"a cost is recalibrated by a finite scale > 0 and limit, got {scale} and {limit}; "
+                "pass what calibrate_limit returned"
+            )
+        net = self.net.mlp if isinstance(self.net, ConvNet) else self.net
+        if not isinstance(net, MLP) or self.output != "linear" or self.horizon is None:
+            raise UnsupportedError(
+                "only a linear output of this package's networks, with a horizon, can be "
+                f"recalibrated, got {_name(self.net)} with output={self.output!r} and "
+                f"horizon={self.horizon}; use scale * (score - limit) of its scores instead"
+            )
+        if self.discount < 1:
+            raise UnsupportedError(
+                f"a discounted cost is not recalibrated step by step, got discount={self.discount}"
+            )
+        last = net[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.weight.mul_(scale)
+            last.bias.sub_(limit / (self.horizon * self.output_scale)).mul_(scale)
 
     def limit_per_step(self) -> Tensor | float:
         """Return the limit's share of a step, that of the first if steps are discounted."""

@@ -106,7 +106,6 @@ class FeedbackLoop:
         buffer: PreferenceBuffer,
         num_queries: int,
         *,
-        among: NDArray[np.integer] | None = None,
         safety: bool = True,
     ) -> int:
         """Label distinct pairs of a buffer's trajectories, however long the oracle takes.
@@ -115,7 +114,6 @@ class FeedbackLoop:
             buffer: This loop's, or another one, for validation.
             num_queries: How many. If fewer pairs are left that have no label, only those are
                 asked.
-            among: Positions in the buffer of the trajectories to compare, (N,); None is all.
             safety: Whether safety labels are kept. Those of segments say nothing about a limit on
                 episodes.
 
@@ -128,11 +126,10 @@ class FeedbackLoop:
             StorageError: If the labels cannot be logged; none is used then.
         """
         _check_buffer(buffer)
-        every = np.arange(len(buffer.trajectories))
-        chosen = every if among is None else every[among]
-        pool = [buffer.trajectories[i] for i in chosen.tolist()]
-        count = min(_checked_count("num_queries", num_queries), num_new_pairs(pool, buffer))
-        pairs = chosen[uniform(pool, count, asked=buffer, rng=self._rng)]
+        count = min(
+            _checked_count("num_queries", num_queries), num_new_pairs(buffer.trajectories, buffer)
+        )
+        pairs = uniform(buffer.trajectories, count, asked=buffer, rng=self._rng)
         labels = self.oracle.label(buffer.queries(pairs))
         if not safety:
             labels = [Label(label.preference, math.nan, math.nan) for label in labels]
@@ -177,14 +174,31 @@ class FeedbackLoop:
         missing = _checked_count("due", due) - self._queries_asked
         if self._num_unjudged < batch or missing < num_queries(batch):
             return None
-        episodes = self._fresh[-batch:]
         try:
-            accepted = self.oracle.accepts(episodes)
+            accepted = self.judge(self._fresh[-batch:])
         except BudgetError as error:
             self._warn_of_budget(due, error)
             return None
         self._queries_asked += num_queries(batch)
         self._num_unjudged = 0
+        return accepted
+
+    def judge(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Ask whether these episodes, such as offline ones, are within the limit on average.
+
+        It waits for the answer, and logs it as a label whose `first_safe` alone is given. The
+        episodes are counted as `num_queries(len(episodes))` queries.
+
+        Returns:
+            The answer; None if the oracle has none.
+
+        Raises:
+            BudgetError: If they exceed what is left of the oracle's budget; nothing is asked then.
+            MismatchError: If an answer in the log is not the one that the oracle gives now.
+            StorageError: If the answer cannot be logged; it is not used then.
+            UnsupportedError: If the oracle is not asked about batches.
+        """
+        accepted = self.oracle.accepts(episodes)
         answer = math.nan if accepted is None else float(accepted)
         self._log_labels([Label(math.nan, answer, math.nan)])
         return accepted

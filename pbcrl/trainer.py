@@ -22,6 +22,7 @@ from torch import Tensor
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.dead_zone import DeadZone
+from pbcrl.errors import LabelError
 from pbcrl.losses import pbci_loss
 from pbcrl.trajectory import PairBatch, Trajectory, chunks_of, padded
 
@@ -139,6 +140,7 @@ class CostModelTrainer:
         max_epochs: int = 200,
         patience: int = 10,
         validate_every: int | None = None,
+        order_only: bool = False,
         on_evaluation: Callable[[int, Evaluation], None] | None = None,
     ) -> list[Evaluation]:
         """Train until the held-out loss has stopped falling; restore the best weights.
@@ -152,13 +154,16 @@ class CostModelTrainer:
             max_epochs: Passes over `train` at most.
             patience: Evaluations without a new best before training stops.
             validate_every: Gradient steps between two evaluations; None is one per epoch.
+            order_only: Whether to learn from preferences without any safety label, such as those
+                between segments. The limit is then anywhere: set it by `CostModel.recalibrate`.
             on_evaluation: Called with the number of gradient steps so far and each evaluation.
 
         Returns:
             All evaluations, the first of them before any training.
 
         Raises:
-            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only;
+                with `order_only`, if one has safety labels.
             ValueError: If `patience` or `validate_every` is below 1, or the buffers share a
                 trajectory.
         """
@@ -175,7 +180,16 @@ class CostModelTrainer:
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        train.check_trainable()
+        for buffer in (train, valid) if order_only else ():
+            if not np.isnan(buffer.labels[:, 1:]).all():
+                raise LabelError(
+                    "order_only learns from preferences alone, but there are safety labels, too; "
+                    "leave it out, or put the pairs that have none into a buffer of their own"
+                )
+        if order_only:
+            train.check_labelled()
+        else:
+            train.check_trainable()
         valid.check_labelled()
         self._warn_of_lengths(train)
         best = self.evaluate(valid)

@@ -7,7 +7,13 @@ import torch
 from gymnasium import spaces
 
 from pbcrl.cost_model import CostModel
-from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
+from pbcrl.errors import (
+    CorruptFileError,
+    MismatchError,
+    NonFiniteError,
+    StorageError,
+    UnsupportedError,
+)
 from pbcrl.storage import save_tensors
 from pbcrl.trajectory import Trajectory, pad, padded_chunks
 
@@ -725,3 +731,20 @@ def test_an_episode_of_other_sizes_is_refused_even_if_their_sum_is_the_same(obs_
         model.step_cost(other[0].obs, other[0].actions)
     with pytest.raises(ValueError, match=message):
         model.fit_input_scale(other)
+
+
+# -- Another scale and limit -----------------------------------------------------------------------
+
+
+def test_what_cannot_be_recalibrated_is_refused():
+    model = CostModel(*boxes(2, 1), horizon=5)
+    for scale, limit in [(0.0, 1.0), (math.inf, 1.0), (1.0, math.nan)]:
+        with pytest.raises(ValueError, match="a cost is recalibrated by a finite scale > 0"):
+            model.recalibrate(scale, limit)
+    for options in ({"output": "softplus", "horizon": 5}, {"horizon": None}):
+        other = CostModel(*boxes(2, 1), **options)
+        with pytest.raises(UnsupportedError, match=r"only a linear output .* can be recalibrated"):
+            other.recalibrate(1.0, 1.0)
+    other = CostModel(*boxes(2, 1), horizon=5, discount=0.9)
+    with pytest.raises(UnsupportedError, match="discounted cost is not recalibrated"):
+        other.recalibrate(1.0, 1.0)

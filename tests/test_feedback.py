@@ -7,6 +7,7 @@ import pytest
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.errors import (
+    BudgetError,
     LabelError,
     MismatchError,
     MissingCostError,
@@ -74,22 +75,30 @@ def test_no_more_is_asked_than_there_are_pairs_without_a_label():
     assert loop.queries_asked == 0  # online
 
 
-def test_some_trajectories_can_be_compared_without_safety_labels(tmp_path):
-    """As segments are, which lie after the episodes in a buffer: the limit is not one of theirs."""
-    buffer = buffer_of(0, 9, 1, 2, 3)
+def test_pairs_can_be_compared_without_safety_labels(tmp_path):
+    """As segments are: the limit is not one of theirs."""
+    buffer = buffer_of(1, 2, 9)
     loop = FeedbackLoop(SyntheticOracle(5), buffer, rng=rng(), folder=tmp_path)
-    assert loop.label(buffer, 9, among=np.arange(2)) == 1
-    assert loop.label(buffer, 9, among=np.arange(2, 5), safety=False) == 3
-    assert {frozenset(pair) for pair in buffer.labelled_pairs.tolist()} == {
-        frozenset(pair) for pair in [(0, 1), (2, 3), (2, 4), (3, 4)]
-    }
-    first, second = np.array(costs_of(buffer, range(4))).T
+    assert loop.label(buffer, 9, safety=False) == 3
+    first, second = np.array(costs_of(buffer, range(3))).T
     np.testing.assert_array_equal(buffer.labels[:, 0], first < second)
-    np.testing.assert_array_equal(np.isnan(buffer.labels[:, 1:]), [[False] * 2] + [[True] * 2] * 3)
-    np.testing.assert_array_equal(
-        [[one.preference, one.first_safe] for one in read_labels(tmp_path / "labels.jsonl")],
-        buffer.labels[:, :2],
-    )
+    assert np.isnan(buffer.labels[:, 1:]).all()
+    logged = read_labels(tmp_path / "labels.jsonl")
+    assert [one.preference for one in logged] == buffer.labels[:, 0].tolist()
+    assert all(math.isnan(one.first_safe) for one in logged)
+
+
+def test_offline_episodes_are_judged_by_their_mean_cost(tmp_path):
+    """2, 4 and 6 cost 4 on average, which counts as 2 queries; 4, 6 and 8 cost 6."""
+    loop = FeedbackLoop(SyntheticOracle(5, budget=5), buffer_of(), rng=rng(), folder=tmp_path)
+    assert loop.judge(episodes(2, 4, 6)) is True
+    assert loop.judge(episodes(4, 6, 8)) is False
+    assert (loop.queries_used, loop.queries_asked, loop.num_labels) == (4, 0, 2)
+    logged = read_labels(tmp_path / "labels.jsonl")
+    assert [one.first_safe for one in logged] == [1.0, 0.0]
+    with pytest.raises(BudgetError):
+        loop.judge(episodes(1, 2, 3))
+    assert loop.num_labels == 2
 
 
 def test_one_log_has_the_labels_of_a_validation_buffer_too(tmp_path):

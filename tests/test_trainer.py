@@ -897,3 +897,29 @@ def test_training_goes_on_exactly_where_a_state_was_taken():
     assert (after.steps, after.dead_zone.value) == (whole.steps, whole.dead_zone.value)
     ours, theirs = after.model.state_dict(), whole.model.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+# -- Preferences alone -----------------------------------------------------------------------------
+
+
+def test_the_order_alone_can_be_learned_and_the_limit_set_afterwards():
+    buffers = []
+    for seed in (1, 2):
+        judged, bare = linear_buffer(60, seed=seed), PreferenceBuffer()
+        bare.add_trajectories(judged.trajectories)
+        labels = [Label(one, NAN, NAN) for one in judged.labels[:, 0].tolist()]
+        bare.add_labels(judged.labelled_pairs, labels)
+        buffers.append((judged, bare))
+    (judged, train), (_, valid) = buffers
+    torch.manual_seed(0)
+    model = CostModel(*boxes(2, 1), hidden_sizes=(16,), horizon=len(train.trajectories[0]))
+    trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
+    with pytest.raises(LabelError, match="both labels must occur"):
+        trainer.pretrain(train, valid)
+    with pytest.raises(LabelError, match="order_only learns from preferences alone, but there are"):
+        trainer.pretrain(judged, valid, order_only=True)
+    trainer.pretrain(train, valid, max_epochs=40, order_only=True)
+    assert trainer.evaluate(valid).pair_accuracy > 0.9
+    before = model.score(train.trajectories)
+    model.recalibrate(0.5, 3.0)
+    np.testing.assert_allclose(model.score(train.trajectories), 0.5 * (before - 3.0), atol=1e-4)

@@ -174,7 +174,8 @@ def open_dataset(
     """Split a dataset by trajectory, since splitting by pair would leak.
 
     Returns:
-        A tenth to test on, a tenth to validate on, the others to train on.
+        A tenth to test on, a tenth to validate on, the others to train on; each in the order in
+        which they were played, if the dataset has all of its run.
 
     Raises:
         LabelError: If there are fewer than 10 episodes.
@@ -195,7 +196,7 @@ def open_dataset(
     order = rng.permutation(len(dataset))
     size = max(2, len(dataset) // 10)
     parts = order[:size], order[size : 2 * size], order[2 * size :]
-    test, valid, train = ([dataset[i] for i in part] for part in parts)
+    test, valid, train = ([dataset[i] for i in np.sort(part)] for part in parts)
     return test, valid, train
 
 

@@ -33,7 +33,7 @@ from pbcrl import (
     cut_segments,
     draw_pairs,
 )
-from pbcrl.calibration import calibrate_limit
+from pbcrl.calibration import Calibration, calibrate_limit
 from pbcrl.metrics import (
     cost_model_report,
     step_auroc,
@@ -58,9 +58,13 @@ class Args:
     """test on the last episodes that were played, not on a random sample; the dataset must have
     kept all episodes of its run, which are then in order"""
     segment_length: int | None = None
-    """steps of the segments that are compared; default: whole episodes"""
-    segment_share: float = 0.5
-    """share of the queries that are about segments; of the others come all safety labels"""
+    """steps of segments, which are learned from first, without safety labels; what is said of
+    episodes then sets scale and limit. Default: episodes alone"""
+    segment_share: float = 0.8
+    """share of the queries that are about segments"""
+    accept_batch: int | None = None
+    """set the limit of segments by whether the mean of so many consecutive episodes is within it,
+    as `--constraint accept` asks, not by the safety of single ones"""
     seeds: int = 1
     """seeds 0, 1, ... of every size; the test episodes are the same for all"""
     lr: float = 3e-3
@@ -89,6 +93,28 @@ class Args:
     """threads of PyTorch"""
 
 
+def calibration_of(
+    args: Args, model: CostModel, episodes: PreferenceBuffer, oracle: SyntheticOracle
+) -> Calibration:
+    """Scale and limit by what is said of single episodes, or of batches of them."""
+    if args.accept_batch:
+        # No more than the queries about episodes would have shown.
+        left = int((1 - args.segment_share) * args.queries) * 2 // args.accept_batch
+        whole = len(episodes.trajectories) // args.accept_batch * args.accept_batch
+        costs = model.score(episodes.trajectories[:whole]).reshape(-1, args.accept_batch)
+        batches = [
+            episodes.trajectories[i * args.accept_batch : (i + 1) * args.accept_batch]
+            for i in range(len(costs))
+        ][:left]
+        judge = SyntheticOracle(oracle.cost_limit)
+        accepted = np.array([judge.accepts(batch) for batch in batches], dtype=np.float64)
+        return calibrate_limit(costs[:left].mean(axis=1), accepted)
+    members, safe = episodes.labelled_pairs.ravel(), episodes.labels[:, 1:].ravel()
+    compared, first = np.unique(members, return_index=True)
+    costs = model.score([episodes.trajectories[i] for i in compared])
+    return calibrate_limit(costs, safe[first])
+
+
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
     dataset = TrajectoryDataset(args.dataset)
@@ -112,31 +138,35 @@ def main(args: Args) -> None:
             oracle = SyntheticOracle(limit, budget=args.queries)
             chosen = rng.permutation(order[args.test_episodes :])[:size]
             share = args.segment_share if args.segment_length else 0.0
-            buffers = []
+            buffers: list[PreferenceBuffer] = []
+            segments: list[PreferenceBuffer] = []
             for rows, queries in (
-                (chosen[: size // 10], args.queries // 10),
-                (chosen[size // 10 :], args.queries - args.queries // 10),
+                (np.sort(chosen[: size // 10]), args.queries // 10),
+                (np.sort(chosen[size // 10 :]), args.queries - args.queries // 10),
             ):
                 buffer = PreferenceBuffer()
                 buffer.add_trajectories([dataset[i] for i in rows])
                 count = min(queries - int(share * queries), len(rows) * (len(rows) - 1) // 2)
                 pairs = draw_pairs(len(rows), count, rng=rng)
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
-                if args.segment_length:
-                    segments = cut_segments(buffer.trajectories, args.segment_length)
-                    start = buffer.add_trajectories(segments)[0]
-                    pairs = start + draw_pairs(len(segments), int(share * queries), rng=rng)
-                    labels = oracle.label(buffer.queries(pairs))  # the limit is one of episodes
-                    labels = [Label(one.preference, math.nan, math.nan) for one in labels]
-                    buffer.add_labels(pairs, labels)
                 buffers.append(buffer)
-            valid, train = buffers
+                if args.segment_length:
+                    parts = PreferenceBuffer()
+                    parts.add_trajectories(cut_segments(buffer.trajectories, args.segment_length))
+                    size_of = len(parts.trajectories)
+                    pairs = draw_pairs(size_of, int(share * queries), rng=rng)
+                    labels = oracle.label(parts.queries(pairs))  # the limit is one of episodes
+                    labels = [Label(one.preference, math.nan, math.nan) for one in labels]
+                    parts.add_labels(pairs, labels)
+                    segments.append(parts)
+            valid, train = segments or buffers
             model = CostModel(
                 Box(-np.inf, np.inf, dataset.obs_shape),
                 Box(-np.inf, np.inf, (dataset.act_dim,)),
                 hidden_sizes=args.hidden_sizes,
                 output_scale=args.output_scale,
                 output=args.output,
+                horizon=dataset.horizon,
             )
             model.fit_input_scale([dataset[i] for i in chosen[size // 10 :]])
             trainer = CostModelTrainer(
@@ -155,7 +185,10 @@ def main(args: Args) -> None:
                 max_epochs=args.max_epochs,
                 patience=args.patience,
                 validate_every=args.validate_every,
+                order_only=bool(segments),
             )
+            if segments:
+                model.recalibrate(*calibration_of(args, model, buffers[1], oracle))
             seconds = time.perf_counter() - start
             learned = model.score(test)
             report = cost_model_report(learned, true, limit, learned_limit=model.learned_limit)

@@ -21,6 +21,7 @@ CONSTRAINTS = "learned", "rate", "accept"
 ITERATIONS = 12
 TINY = {
     "env_id": "PointHazards-v0",
+    "seed": 1,
     "total_timesteps": 400 * ITERATIONS,
     "num_envs": 4,
     "num_steps": 100,
@@ -71,7 +72,9 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize(
-    "options", [*({"constraint": one} for one in CONSTRAINTS), {"segment_length": 25}], ids=str
+    "options",
+    [*({"constraint": one} for one in CONSTRAINTS), {"segment_length": 25, "offline_queries": 200}],
+    ids=str,
 )
 def test_a_run_that_is_cut_off_ends_bit_identical(
     script, options, make_args, tmp_path, monkeypatch
@@ -186,8 +189,12 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
         ),
         ({"segment_length": 101}, r"--segment-length must lie in 1\.\.100, .* got 101"),
         (
-            {"segment_length": 10, "offline_queries": 0},
-            "segments are compared offline, but --offline-queries is 0; raise it",
+            {"segment_length": 10, "offline_queries": 95},
+            "an eighth of the queries shows batches of 12 episodes .* --offline-queries is 95; rai",
+        ),
+        (
+            {"segment_length": 10, "label_folder": "somewhere"},
+            "--segment-length shows batches of episodes, which --label-folder and",
         ),
         ({"finetune_lr": 0.0}, "--finetune-lr must be > 0 and finite, got 0.0"),
         (
@@ -236,15 +243,15 @@ def test_a_fine_tuning_of_its_own_changes_the_cost_model(script, make_args):
     assert len({str(one) for one in losses}) == 3
 
 
-def test_half_of_the_offline_queries_compare_segments_and_have_no_safety_label(
-    script, make_args, capsys
-):
+def test_segments_are_compared_and_batches_of_episodes_set_the_limit(script, make_args, capsys):
     folder = script.train(make_args("run", segment_length=25, offline_queries=200))
     labels = read_labels(folder / "labels.jsonl")
-    assert len(labels) == 320
-    is_limited = [not math.isnan(label.first_safe) for label in labels]
-    # To validate on: 10 queries about episodes, 10 about segments; to train on: 90 and 90.
-    assert is_limited == [True] * 10 + [False] * 10 + [True] * 90 + [False] * 90 + [True] * 120
-    assert not any(math.isnan(label.preference) for label in labels)
-    assert "different episodes and segments for training + validation" in capsys.readouterr().out
-    assert summary(folder)["warnings"] == []
+    # An eighth of 200 queries shows 4 batches of 12 episodes, as 24; 17 of 176 validate.
+    offline, batches, online = labels[:176], labels[176:180], labels[180:]
+    assert len(online) == 120
+    assert all(math.isnan(one.first_safe) and not math.isnan(one.preference) for one in offline)
+    assert all(math.isnan(one.preference) and one.first_safe in (0, 1) for one in batches)
+    assert summary(folder)["queries_used"] == 320
+    said = capsys.readouterr().out
+    assert "159 + 17 queries over" in said
+    assert "different segments for training + validation, and 4 batches of episodes" in said
