@@ -3,8 +3,8 @@
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
 depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
-A fourth call, `accept`, asks whether the newest episodes are within the limit on average, and `judge`
-the same of any.
+A fourth call, `accept`, asks whether the newest episodes are within the limit on average, and
+`judge` the same of any.
 """
 
 from __future__ import annotations
