@@ -23,8 +23,8 @@ from common.envs import (
     Episodes,
     action_bounds,
     check_rollout,
+    check_segment_length,  # PbCRL
     flat_dims,
-    horizon_of,  # PbCRL
     make_envs,
     require_cost,
     resolve_cost_limit,
@@ -411,12 +411,33 @@ def update(
 PRETRAINED = "balanced_accuracy", "pair_accuracy", "step_auroc", "true_cost_at_limit"
 
 
-def check_constraint(args: Args) -> None:
-    """Refuse a constraint that no label can move.
+def check_batches(args: Args, flag: str, *, instead: str) -> None:
+    """Refuse a flag that has batches of episodes judged by somebody who cannot.
 
     Raises:
         ValueError: If so.
     """
+    if args.label_folder is not None or args.replay_labels is not None:
+        raise ValueError(
+            f"{flag} shows batches of episodes, which --label-folder and --replay-labels cannot "
+            f"yet; {instead}"
+        )
+
+
+def check_constraint(args: Args) -> None:
+    """Refuse a constraint that no label can move, and segments that nobody would be asked about.
+
+    Raises:
+        ValueError: If so.
+    """
+    if args.segment_length is not None:
+        check_batches(args, "--segment-length", instead="leave it out")
+        if args.offline_queries // 8 < 2 * num_queries(args.accept_batch):
+            raise ValueError(
+                "segments are compared offline, and an eighth of the queries shows batches of "
+                f"{args.accept_batch} episodes to set the limit, at least 2 of them, but "
+                f"--offline-queries is {args.offline_queries}; raise it"
+            )
     if args.constraint == "learned":
         return
     if not args.online_queries:
@@ -426,44 +447,13 @@ def check_constraint(args: Args) -> None:
         )
     if args.constraint == "rate":
         return
-    if args.label_folder is not None or args.replay_labels is not None:
-        raise ValueError(
-            "--constraint accept shows batches of episodes, which --label-folder and "
-            "--replay-labels cannot yet; use --constraint rate"
-        )
+    check_batches(args, "--constraint accept", instead="use --constraint rate")
     due = args.online_queries * args.finetune_interval // args.num_iterations
     if due < num_queries(args.accept_batch):
         raise ValueError(
             f"--accept-batch {args.accept_batch} counts as {num_queries(args.accept_batch)} "
             f"queries, but only {due} are due per labelling round; raise --online-queries or "
             "--finetune-interval, or lower --accept-batch"
-        )
-
-
-def check_segments(args: Args, envs: VectorEnv[Any, Any, Any]) -> None:
-    """Refuse segments that are no part of an episode, or that nobody would be asked about.
-
-    Raises:
-        ValueError: If so.
-    """
-    length, horizon = args.segment_length, horizon_of(envs)
-    if length is not None and not 1 <= length <= horizon:
-        raise ValueError(
-            f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
-            f"{length}"
-        )
-    if length is None:
-        return
-    if args.offline_queries // 8 < 2 * num_queries(args.accept_batch):
-        raise ValueError(
-            "segments are compared offline, and an eighth of the queries shows batches of "
-            f"{args.accept_batch} episodes to set the limit, at least 2 of them, but "
-            f"--offline-queries is {args.offline_queries}; raise it"
-        )
-    if args.label_folder is not None or args.replay_labels is not None:
-        raise ValueError(
-            "--segment-length shows batches of episodes, which --label-folder and "
-            "--replay-labels cannot yet; leave it out"
         )
 
 
@@ -516,6 +506,12 @@ def pretrain(
             size = args.accept_batch
             batches = [episodes[i : i + size] for i in range(0, len(episodes) - size + 1, size)]
             batches = batches[: queries // 8 // num_queries(size)]
+            if len(batches) < 2:
+                raise ValueError(
+                    f"the limit is set by at least 2 batches of {size} episodes, but there are "
+                    f"{len(episodes)} to train on; lower --accept-batch, or collect more "
+                    "(--collect-timesteps)"
+                )
             queries -= len(batches) * num_queries(size)
         num_valid = feedback.label(valid, queries // 10, safety=whole)
         num_train = feedback.label(train, queries - queries // 10, safety=whole)
@@ -580,7 +576,7 @@ def train(args: Args) -> Path:
     env_seed = args.seed + 500_000  # PbCRL: no episode of a dataset of this seed comes again
     noise = torch.Generator().manual_seed(env_seed)
     envs = make_envs(args.env_id, args.num_envs)
-    check_segments(args, envs)  # PbCRL
+    check_segment_length(args.segment_length, envs, args.env_id)  # PbCRL
     low, high = action_bounds(envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     if args.capture_video > 0:

@@ -24,6 +24,7 @@ from common.envs import (
     Episodes,
     action_bounds,
     check_rollout,
+    check_segment_length,  # RLSF
     flat_dims,
     horizon_of,  # RLSF
     make_envs,
@@ -431,6 +432,7 @@ def train(args: Args) -> Path:
     env_seed = args.seed  # RLSF
     noise = torch.Generator().manual_seed(env_seed)
     envs = make_envs(args.env_id, args.num_envs)
+    check_segment_length(args.segment_length, envs, args.env_id)  # RLSF
     low, high = action_bounds(envs)
     limit = resolve_cost_limit(args.env_id, args.cost_limit)
     if args.capture_video > 0:
@@ -456,11 +458,6 @@ def train(args: Args) -> Path:
         run.say(f"   true cost limit {limit:g}")
         horizon = horizon_of(envs)
         length = horizon if args.segment_length is None else args.segment_length
-        if length > horizon:
-            raise ValueError(
-                f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
-                f"{length}"
-            )
         test: list[Trajectory] = []
         if args.dataset is not None:  # the tenth that ppo_lag_pbcrl.py of this seed tests on
             split = np.random.default_rng(args.seed)

@@ -102,19 +102,12 @@ class FeedbackLoop:
         """Labels so far, online and offline, for whatever buffer; one for each batch, too."""
         return self._num_labels
 
-    def label(
-        self,
-        buffer: PreferenceBuffer,
-        num_queries: int,
-        *,
-        safety: bool = True,
-    ) -> int:
+    def label(self, buffer: PreferenceBuffer, num_queries: int, *, safety: bool = True) -> int:
         """Label distinct pairs of a buffer's trajectories, however long the oracle takes.
 
         Args:
             buffer: This loop's, or another one, for validation.
-            num_queries: How many. If fewer pairs are left that have no label, only those are
-                asked.
+            num_queries: How many. If fewer pairs are left that have no label, only those are asked.
             safety: Whether safety labels are kept. Those of segments say nothing about a limit on
                 episodes.
 

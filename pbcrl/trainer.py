@@ -56,8 +56,7 @@ class CostModelTrainer:
 
     The members of an ensemble are trained side by side, each on its own bootstrap resample of the
     trajectories: a member has each of them as often as a Poisson variable of mean 1 says, once for
-    all. What is
-    measured is the mean of the members, since pessimism is a margin and no error.
+    all. What is measured is the mean of the members, since pessimism is a margin and no error.
 
     Args:
         model: Trained in place.
@@ -180,16 +179,14 @@ class CostModelTrainer:
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        for buffer in (train, valid) if order_only else ():
-            if not np.isnan(buffer.labels[:, 1:]).all():
-                raise LabelError(
-                    "order_only learns from preferences alone, but there are safety labels, too; "
-                    "leave it out, or put the pairs that have none into a buffer of their own"
-                )
-        if order_only:
-            train.check_labelled()
-        else:
+        if not order_only:
             train.check_trainable()
+        elif not all(np.isnan(buffer.labels[:, 1:]).all() for buffer in (train, valid)):
+            raise LabelError(
+                "order_only learns from preferences alone, but there are safety labels, too; "
+                "leave it out, or put the pairs that have none into a buffer of their own"
+            )
+        train.check_labelled()
         valid.check_labelled()
         self._warn_of_lengths(train)
         best = self.evaluate(valid)

@@ -161,7 +161,8 @@ def is_finished(folder: Path) -> bool:
 def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
     """Parse a command line; a training script has defaults that depend on its `--env-id`."""
     found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", "\0".join(words))
-    if not found or not hasattr(args_type, "total_timesteps"):  # evaluate.py has none
+    # evaluate.py has none, and a resumed run keeps its own arguments.
+    if not found or not hasattr(args_type, "total_timesteps") or "--resume" in words:
         return tyro.cli(args_type, args=words)
     script = Path(str(sys.modules[args_type.__module__].__file__)).stem
     default = args_type(**defaults_of(found[-1], script=script))

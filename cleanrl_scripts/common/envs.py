@@ -118,6 +118,19 @@ def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:
     return envs.spec.max_episode_steps
 
 
+def check_segment_length(length: int | None, envs: VectorEnv[Any, Any, Any], env_id: str) -> None:
+    """Refuse segments that are longer than an episode.
+
+    Raises:
+        ValueError: If so.
+    """
+    horizon = horizon_of(envs)
+    if length is not None and length > horizon:
+        raise ValueError(
+            f"--segment-length must lie in 1..{horizon}, the time limit of {env_id}, got {length}"
+        )
+
+
 def resolve_cost_limit(env_id: str, given: float | None) -> float:
     """Return d: the one given, else the task's own.
 

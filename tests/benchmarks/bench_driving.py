@@ -26,10 +26,10 @@ import pbcrl_envs
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
-from common.defaults import defaults_of
-from presets import TABLES, command_of
+from common.defaults import BLOCK, LANE, defaults_of
+from presets import command_of
 
-TASKS = TABLES["driving"].tasks
+TASKS = BLOCK, LANE
 SETTINGS = {env_id: defaults_of(env_id, script="ppo_lag") for env_id in TASKS}
 METHODS: dict[str, dict[str, object]] = {"ppo_lag": {}, "ppo": {"cost-limit": "inf"}}
 

@@ -24,10 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
 from benchmark import read_object
-from common.defaults import defaults_of
-from presets import TABLES, command_of
-
-(TOY,) = TABLES["toy"].tasks
+from common.defaults import TOY, defaults_of
+from presets import command_of
 
 
 @dataclass(frozen=True)

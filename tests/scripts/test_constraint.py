@@ -255,3 +255,14 @@ def test_segments_are_compared_and_batches_of_episodes_set_the_limit(script, mak
     said = capsys.readouterr().out
     assert "159 + 17 queries over" in said
     assert "different segments for training + validation, and 4 batches of episodes" in said
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e3])
+def test_batches_on_one_side_put_the_limit_at_the_nearest_and_too_few_are_refused(
+    script, make_args, limit
+):
+    one_sided = {"segment_length": 25, "offline_queries": 200, "cost_limit": limit}
+    found = summary(script.train(make_args("run", **one_sided)))["warnings"]
+    assert any("all 4 batches of episodes were on one side of the limit" in one for one in found)
+    with pytest.raises(ValueError, match=r"at least 2 batches of 1000 episodes, but there are \d+"):
+        script.train(make_args("few", segment_length=25, accept_batch=1000, offline_queries=9000))

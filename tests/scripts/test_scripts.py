@@ -264,6 +264,8 @@ def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
     assert {(one.num_envs, one.num_steps, one.lr_decay) for one in driving} == {(7, 100, 0.9)}
     assert [driving[0].multiplier_lr, driving[2].multiplier_lr] == [0.5, 0.5]
     assert (driving[1].constraint, driving[1].max_unsafe_rate) == ("rate", 0.005)
+    scripts.ppo_lag.main(found.append, scripts.ppo_lag.Args, ["--resume", "R", *words[:2]])
+    assert found[-1] == scripts.ppo_lag.Args(env_id="DrivingLaneChange-v0", resume="R")
     assert others == [
         type(one)(env_id="mine:Road-v0")
         for one in (
