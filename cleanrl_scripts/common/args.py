@@ -111,7 +111,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         raise StorageError(
             f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
         )
-    stored.pop("versions", None)
+    stored.pop("made_by", None)
     if is_finished(folder):
         raise ValueError(f"--resume takes a run that was cut off, but {folder} is finished")
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import platform
 import shlex
 import signal
 import subprocess
@@ -79,8 +80,7 @@ class Run:
         is_changed = kept.exists() and kept.read_bytes() != source
         write_atomically(kept, source)
         if args.resume is None:
-            versions = {"pbcrl": pbcrl.__version__, "torch": torch.__version__}
-            stored = {"script": name, **dataclasses.asdict(args), "versions": versions}
+            stored = {"script": name, **dataclasses.asdict(args), "made_by": made_by(script)}
             write_atomically(self.folder / "args.json", _json(stored))
         self._metrics = (self.folder / "metrics.jsonl").open("a")
         self._board = SummaryWriter(str(self.folder))
@@ -343,6 +343,38 @@ def open_child(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
             libc.prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
     return subprocess.Popen(command, preexec_fn=die_with_parent, **options)
+
+
+def made_by(script: str) -> dict[str, str | None]:
+    """Return what a number must be reported with: command, versions, commit and hardware."""
+    try:
+        commit = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(script).resolve().parent,
+            capture_output=True,
+            check=True,
+            text=True,
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = None  # no checkout, or no git
+    here = f"{Path.cwd()}{os.sep}"  # as one would type it there
+    return {
+        "command": shlex.join(["python", *(word.removeprefix(here) for word in sys.argv)]),
+        "commit": commit,
+        "pbcrl": pbcrl.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "hardware": f"{_processor()}, {os.cpu_count()} cores",
+    }
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        text = ""
+    named = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return named[0] if named else platform.processor() or platform.machine()
 
 
 def _has_content(path: Path) -> bool:

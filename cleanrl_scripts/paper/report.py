@@ -18,8 +18,8 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,8 @@ class Run:
     """Of metrics.jsonl."""
     test_costs: np.ndarray | None
     """True and learned costs of the test episodes, (n, 2)."""
+    made_by: Mapping[str, str | None] = field(default_factory=dict)
+    """Of args.json: command, commit and hardware."""
 
     @property
     def limit(self) -> float | None:
@@ -208,6 +210,14 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
     return args["env_id"], made_as(args["env_id"], best), args["seed"]
 
 
+def read_made_by(folder: Path) -> dict[str, str | None]:
+    """Return what `args.json` says of command, commit and hardware; nothing in an older run."""
+    try:
+        return dict(json.loads((folder / "args.json").read_bytes())["made_by"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def load(folder: Path) -> list[Run]:
     """Read every finished run in a folder, in the order of their names."""
     runs = []
@@ -218,7 +228,8 @@ def load(folder: Path) -> list[Run]:
             continue
         rows = read_rows(path.with_name("metrics.jsonl"))
         costs = read_costs(path.with_name("test_costs.csv"))
-        run = Run(*found, summary | at_half(rows), rows, costs)
+        made_by = read_made_by(path.parent)
+        run = Run(*found, summary | at_half(rows), rows, costs, made_by)
         if run.limit is not None and summary["true_cost"] is not None:
             run.summary["bias"] = abs(summary["true_cost"] - run.limit)
         runs.append(run)
@@ -360,12 +371,13 @@ def wall_time(runs: Sequence[Run]) -> str:
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:
-    """One row per run: every number of its summary, the seconds of each stage among them."""
+    """One row per run: every number of its summary, seconds per stage, and what made it."""
     rows = []
     for run in runs:
         stages = run.summary.get("stage_seconds", {})
         row = {"env_id": run.env_id, "variant": run.variant, "seed": run.seed}
         row |= {"true_limit": run.limit, **run.summary}
+        row |= {key: run.made_by.get(key) for key in ("commit", "hardware", "command")}
         row.pop("stage_seconds", None)
         rows.append(row | {f"{stage}_seconds": seconds for stage, seconds in stages.items()})
     keys = list(dict.fromkeys(key for row in rows for key in row))

@@ -246,6 +246,9 @@ def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tm
             tmp_path / "runs", TOY, "pbcrl", seed, stage_seconds=stages, wall_seconds=seconds + 132
         )
     write_run(tmp_path / "runs", TOY, "ppo_lag", 0)
+    made_by = {"command": "python ppo_lag.py", "commit": "abc1234", "hardware": "a CPU, 2 cores"}
+    arguments = tmp_path / "runs" / f"{TOY}__ppo_lag__0" / "args.json"
+    arguments.write_text(json.dumps({"made_by": made_by}))
     text = made(report, tmp_path, "toy")
     found = [(r["variant"], r["seed"], r["pretrain_seconds"]) for r in csv_rows(tmp_path)]
     assert found == [
@@ -253,6 +256,8 @@ def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tm
         ("pbcrl", "1", "90.0"),
         ("ppo_lag", "0", ""),
     ]
+    assert [row["commit"] for row in csv_rows(tmp_path)] == ["", "", "abc1234"]
+    assert csv_rows(tmp_path)[2].items() >= made_by.items()
     assert f"| {TOY} | PbCRL | 1.00 | 2.00 | 0.20 | 3.20 |" in text
     assert f"| {TOY} | PPO-Lag (oracle) | – | – | 1.00 | 1.00 |" in text
 

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -252,6 +253,22 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
     with pytest.raises(ValueError, match=r"--save-trajectories names a new folder, but .* holds"):
         scripts.ppo_lag.train(taken)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_run_says_what_made_it(tmp_path):
+    script = SCRIPTS / "ppo_lag.py"
+    words = "--num-envs 4 --num-steps 100 --total-timesteps 400 --minibatch-size 200".split()
+    words += ["--eval-episodes", "4", "--runs-dir", str(tmp_path / "runs"), "--run-name", "it's"]
+    subprocess.run([sys.executable, script, *words], check=True, cwd=tmp_path, capture_output=True)
+    made_by = json.loads((tmp_path / "runs" / "it's" / "args.json").read_text())["made_by"]
+    command = shlex.split(made_by["command"])
+    assert command[:2] == ["python", str(script)]
+    assert command[-4:] == ["--runs-dir", "runs", "--run-name", "it's"]
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=SCRIPTS, capture_output=True, text=True)
+    if git.returncode == 0:
+        assert git.stdout.startswith(made_by["commit"].removesuffix("-dirty"))
+    assert made_by["torch"] == torch.__version__
+    assert made_by["hardware"].endswith(f", {os.cpu_count()} cores")
 
 
 def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
