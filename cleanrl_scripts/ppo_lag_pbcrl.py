@@ -108,6 +108,12 @@ class Args:
     per unit of episode cost"""
     multiplier_initial: float = 0.01
     """λ at the start"""
+    multiplier_cap: float = math.inf
+    """highest λ; at 3 cost has three quarters of the weight"""
+    multiplier_warmup: int = 0
+    """env steps before λ is first moved; until then the reward is learned almost alone"""
+    multiplier_proportional: float = 5.0
+    """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
 
     # -- Method --------------------------------------------------------------------------------
     constraint: Literal["learned", "rate", "accept"] = "learned"
@@ -152,6 +158,9 @@ class Args:
     """standard deviation of the learned episode costs at which that term saturates"""
     cost_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the cost model's hidden layers"""
+    cost_output: Literal["linear", "tanh", "softplus"] = "linear"
+    """what a step may cost, see CostModel. linear: any number (the paper); softplus: nothing below
+    0, so that no step makes up for a bad one"""
     cost_lr: float = 3e-3
     """Adam's step size for the cost model"""
     cost_batch_size: int = 128
@@ -432,6 +441,11 @@ def check_constraint(args: Args) -> None:
     """
     if args.segment_length is not None:
         check_batches(args, "--segment-length", instead="leave it out")
+        if args.cost_output != "linear":
+            raise ValueError(
+                "--segment-length sets the limit afterwards, which only a linear output can take, "
+                f"got --cost-output {args.cost_output}; leave one of them out"
+            )
         if args.offline_queries // 8 < 2 * num_queries(args.accept_batch):
             raise ValueError(
                 "segments are compared offline, and an eighth of the queries shows batches of "
@@ -467,9 +481,9 @@ def make_multiplier(args: Args) -> Multiplier:
         lr = 0.12 * (1 if args.constraint == "learned" else args.finetune_interval)
     elif lr is None:
         lr = 0.05
-    return MULTIPLIER_RULES[rule](
-        lr=lr, initial=args.multiplier_initial, floor=args.multiplier_floor
-    )
+    gains = {"proportional": args.multiplier_proportional} if rule == "pid" else {}
+    bounds = {"floor": args.multiplier_floor, "cap": args.multiplier_cap}
+    return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **gains)
 
 
 def make_oracle(args: Args, limit: float) -> Oracle:
@@ -597,7 +611,9 @@ def train(args: Args) -> Path:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")  # PbCRL
         # -- Method --------------------------------------------------------------------------------
         oracle = make_oracle(args, limit)
-        cost_model = CostModel.for_env(envs, hidden_sizes=args.cost_hidden_sizes)
+        cost_model = CostModel.for_env(
+            envs, hidden_sizes=args.cost_hidden_sizes, output=args.cost_output
+        )
         trainer = CostModelTrainer(
             cost_model,
             dead_zone=DeadZone(args.dead_zone, lr=args.dead_zone_lr),
@@ -803,7 +819,9 @@ def train(args: Args) -> Path:
                 "rate": (unsafe_rate, args.max_unsafe_rate),
                 "accept": (rejected, 0.5),
             }
-            multiplier.update(*moved_by[args.constraint])  # None leaves it as it is
+            is_warm = iteration * args.batch_size > args.multiplier_warmup
+            moved, allowed = moved_by[args.constraint]
+            multiplier.update(moved if is_warm else None, allowed)  # None leaves it as it is
             is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
             missed = learned_costs[is_unsafe] <= learned_limit
 

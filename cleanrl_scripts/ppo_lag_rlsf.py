@@ -95,6 +95,12 @@ class Args:
     per unit of episode cost"""
     multiplier_initial: float = 0.01
     """λ at the start"""
+    multiplier_cap: float = math.inf
+    """highest λ; at 3 cost has three quarters of the weight"""
+    multiplier_warmup: int = 0
+    """env steps before λ is first moved; until then the reward is learned almost alone"""
+    multiplier_proportional: float = 5.0
+    """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
 
     # -- Method --------------------------------------------------------------------------------
     queries: int = 20_000
@@ -439,9 +445,12 @@ def train(args: Args) -> Path:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    gains = {"proportional": args.multiplier_proportional}  # PbCRL: by constraint
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](  # PbCRL: by constraint
         lr=args.multiplier_lr,  # PbCRL: by constraint
         initial=args.multiplier_initial if math.isfinite(limit) else 0.0,  # PbCRL: by constraint
+        cap=args.multiplier_cap,  # PbCRL: by constraint
+        **(gains if args.multiplier_rule == "pid" else {}),  # PbCRL: by constraint
     )  # PbCRL: by constraint
     episodes = Episodes(args.num_envs)
     progress = Progress(next_obs=np.zeros((args.num_envs, len(agent.obs_mean))))
@@ -648,7 +657,8 @@ def train(args: Args) -> Path:
             new = episodes.take()
             mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             mean_learned = float(learned_costs.mean()) if len(finished) else None
-            multiplier.update(mean_learned, limit)
+            is_warm = iteration * args.batch_size > args.multiplier_warmup
+            multiplier.update(mean_learned if is_warm else None, limit)
             is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
             missed = learned_costs[is_unsafe] <= limit
 

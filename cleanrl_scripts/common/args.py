@@ -37,14 +37,17 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "learning_rate cost_lr finetune_lr multiplier_lr classifier_lr clip_coef",
         lambda value: 0 < value < math.inf,
     ),
-    "> 0 (inf is no bound)": ("max_grad_norm target_kl max_std", lambda value: value > 0),
+    "> 0 (inf is no bound)": (
+        "max_grad_norm target_kl max_std multiplier_cap",
+        lambda value: value > 0,
+    ),
     "in [0, 1]": (
         "gamma gae_lambda lr_decay preference_noise safety_noise",
         lambda value: 0 <= value <= 1,
     ),
     ">= 0 and finite": (
-        "bound_coef multiplier_initial multiplier_floor dead_zone dead_zone_lr snr_weight "
-        "capture_video seed offline_queries online_queries",
+        "bound_coef multiplier_initial multiplier_floor multiplier_warmup multiplier_proportional "
+        "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries",
         lambda value: 0 <= value < math.inf,
     ),
     "in (0, 1)": ("max_unsafe_rate", lambda value: 0 < value < 1),

@@ -262,6 +262,23 @@ def test_the_csv_has_one_row_per_run_and_the_wall_time_one_per_method(report, tm
     assert f"| {TOY} | PPO-Lag (oracle) | – | – | 1.00 | 1.00 |" in text
 
 
+def test_the_time_until_the_papers_oracle_is_that_of_200_good_episodes_in_a_row(report, tmp_path):
+    def episodes(seconds, number, value, cost):
+        values = {"return": value, "true_cost": cost, "episodes": number}
+        return row(10 * seconds, wall_seconds=seconds, **values)
+
+    # The paper's has 23.5 / 20.7. At 60 s the first hundred still spoil the cost of the last 200.
+    slow = [episodes(60 * minute, 100, 24.0, cost) for minute, cost in enumerate((99, 20, 20, 20))]
+    poor = [episodes(60 * minute, 100, 23.0, 20.0) for minute in range(4)]
+    none = [episodes(60, 0, None, None), episodes(120, 199, 24.0, 20.0)]
+    for seed, rows in enumerate((slow, poor, none)):
+        write_run(tmp_path / "runs", GOAL, "ppo_lag", seed, rows=rows)
+    write_run(tmp_path / "runs", TOY, "ppo_lag", 0)
+    text = made(report, tmp_path, "results", "toy")
+    assert f"| {GOAL} | PPO-Lag (oracle) | 1.00 | 1.00 | 2.0 (1 of 3) |" in text
+    assert f"| {TOY} | PPO-Lag (oracle) | 1.00 | 1.00 | – |" in text
+
+
 def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
     write_run(tmp_path / "runs", TOY, "pbcrl", 0)
     write_run(tmp_path / "runs", TOY, "pbcrl", 1)

@@ -20,6 +20,7 @@ from pbcrl import MULTIPLIER_RULES, CostModel, Label, Trajectory, TrajectoryData
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, NonFiniteError, StorageError
 from pbcrl.folder_oracle import query_names, read_answers, read_query, write_answer
 from pbcrl.label_log import read_labels
+from pbcrl.lagrange import PIDMultiplier
 from pbcrl.storage import load_tensors
 
 from .conftest import SCRIPTS, SMALL, write_dataset
@@ -173,6 +174,19 @@ def test_ppo_lag_moves_its_multiplier_by_the_rule_of_that_name(scripts, tmp_path
         assert row["multiplier"] == multiplier.update(row["true_cost"], 1.0)
 
 
+def test_the_multiplier_waits_for_its_warmup_and_keeps_its_gain_and_cap(scripts, tmp_path):
+    # Three iterations of 400 steps; the first is within the warm-up.
+    options = {"multiplier_rule": "pid", "multiplier_lr": 0.01, "cost_limit": 1.0}
+    options |= {"multiplier_warmup": 400, "multiplier_proportional": 50.0, "multiplier_cap": 9.0}
+    logged = rows(scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **options)))
+    assert logged[0]["true_cost"] > 1
+    assert logged[0]["multiplier"] == 0.01
+    multiplier = PIDMultiplier(lr=0.01, initial=0.01, cap=9.0, proportional=50.0)
+    for row in logged[1:]:
+        assert row["multiplier"] == multiplier.update(row["true_cost"], 1.0)
+    assert 9.0 in [row["multiplier"] for row in logged]
+
+
 def test_an_infinite_limit_is_unconstrained_ppo(scripts, tmp_path):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=float("inf")))
     assert [row["multiplier"] for row in rows(folder)] == [0.0] * 3
@@ -257,8 +271,9 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
 
 def test_a_run_says_what_made_it(tmp_path):
     script = SCRIPTS / "ppo_lag.py"
-    words = "--num-envs 4 --num-steps 100 --total-timesteps 400 --minibatch-size 200".split()
-    words += ["--eval-episodes", "4", "--runs-dir", str(tmp_path / "runs"), "--run-name", "it's"]
+    numbers = {"num-envs": 4, "num-steps": 100, "total-timesteps": 400, "minibatch-size": 200}
+    words = [f"--{name}={number}" for name, number in numbers.items()]
+    words += ["--runs-dir", str(tmp_path / "runs"), "--run-name", "it's"]
     subprocess.run([sys.executable, script, *words], check=True, cwd=tmp_path, capture_output=True)
     made_by = json.loads((tmp_path / "runs" / "it's" / "args.json").read_text())["made_by"]
     command = shlex.split(made_by["command"])
