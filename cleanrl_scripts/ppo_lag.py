@@ -89,8 +89,8 @@ class Args:
     """λ at the start"""
     multiplier_cap: float = math.inf
     """highest λ; at 3 cost has three quarters of the weight"""
-    multiplier_warmup: int = 0
-    """env steps before λ is first moved; until then the reward is learned almost alone"""
+    multiplier_warmup: float = 0.0
+    """share of the run before λ is first moved: the reward is learned first, almost alone"""
     multiplier_proportional: float = 5.0
     """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
 
@@ -483,7 +483,7 @@ def train(args: Args) -> Path:
             # -- 6. Dual ascent --------------------------------------------------------------------
             new = episodes.take()
             mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
-            is_warm = iteration * args.batch_size > args.multiplier_warmup
+            is_warm = iteration > args.multiplier_warmup * args.num_iterations
             multiplier.update(mean_cost if is_warm else None, limit)
 
             # -- 7. Log ----------------------------------------------------------------------------

@@ -110,8 +110,8 @@ class Args:
     """λ at the start"""
     multiplier_cap: float = math.inf
     """highest λ; at 3 cost has three quarters of the weight"""
-    multiplier_warmup: int = 0
-    """env steps before λ is first moved; until then the reward is learned almost alone"""
+    multiplier_warmup: float = 0.0
+    """share of the run before λ is first moved: the reward is learned first, almost alone"""
     multiplier_proportional: float = 5.0
     """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
 
@@ -819,7 +819,7 @@ def train(args: Args) -> Path:
                 "rate": (unsafe_rate, args.max_unsafe_rate),
                 "accept": (rejected, 0.5),
             }
-            is_warm = iteration * args.batch_size > args.multiplier_warmup
+            is_warm = iteration > args.multiplier_warmup * args.num_iterations
             moved, allowed = moved_by[args.constraint]
             multiplier.update(moved if is_warm else None, allowed)  # None leaves it as it is
             is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)

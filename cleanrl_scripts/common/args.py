@@ -42,11 +42,11 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: value > 0,
     ),
     "in [0, 1]": (
-        "gamma gae_lambda lr_decay preference_noise safety_noise",
+        "gamma gae_lambda lr_decay multiplier_warmup preference_noise safety_noise",
         lambda value: 0 <= value <= 1,
     ),
     ">= 0 and finite": (
-        "bound_coef multiplier_initial multiplier_floor multiplier_warmup multiplier_proportional "
+        "bound_coef multiplier_initial multiplier_floor multiplier_proportional "
         "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries",
         lambda value: 0 <= value < math.inf,
     ),

@@ -15,7 +15,7 @@ CHEETAH, WALKER, HUMANOID = (
 BLOCK, LANE, TOY = "DrivingBlockedRoad-v0", "DrivingLaneChange-v0", "PointHazards-v0"
 
 _DRIVING: dict[str, Any] = {
-    "total_timesteps": 2_000_000,
+    "total_timesteps": 3_000_000,
     "num_envs": 100,
     "num_steps": 100,
     "minibatch_size": 2_000,
@@ -36,6 +36,13 @@ _DRIVING_PBCRL: dict[str, Any] = {
     # makes a mean of 0.1, the limit, and half as many leave a margin.
     "constraint": "rate",
     "max_unsafe_rate": 0.005,
+    # All episodes are unsafe at first: the integral must not remember that for long.
+    "multiplier_rule": "pid",
+    "multiplier_lr": 1.0,
+    "multiplier_proportional": 10.0,
+    "multiplier_cap": 10.0,
+    # Else a crash, which ends the episode, would end its cost as well.
+    "cost_output": "softplus",
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
@@ -45,16 +52,25 @@ _NAVIGATION: dict[str, Any] = {
     "update_epochs": 5,
     "lr_decay": 0.9,  # the gradient of a rare cost is mostly noise, which large steps follow
 }
+_MULTIPLIER: dict[str, Any] = {
+    # The cost follows λ slowly: an integral alone overshoots and comes back too late.
+    "multiplier_rule": "pid",
+    "multiplier_cap": 5.0,
+    # Once the reward is learned: before, the gradient of a rare cost is noise that drowns it.
+    "multiplier_warmup": 0.12,
+}
 _NAVIGATION_LIMIT: dict[str, Any] = {
-    # In proportion to itself: late enough for the reward to be learned, and then fast.
-    "multiplier_rule": "softplus",
-    "multiplier_lr": 0.12,
+    **_MULTIPLIER,
+    "multiplier_lr": 0.001,
+    "multiplier_proportional": 200.0,
 }
 _NAVIGATION_PBCRL: dict[str, Any] = {
     # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
     # asked of 20 episodes, and a share of unsafe ones would be hard to name.
     "constraint": "accept",
-    "multiplier_rule": "softplus",
+    **_MULTIPLIER,
+    "multiplier_lr": 0.04,
+    "multiplier_proportional": 150.0,
     "finetune_interval": 3,
     "finetune_lr": 3e-4,  # rounds are small
 }

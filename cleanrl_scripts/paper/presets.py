@@ -70,7 +70,7 @@ class Table:
         return VARIANTS[variant].title
 
 
-BY_COST = {"constraint": "learned"}
+BY_COST = {"constraint": "learned", "cost-output": "linear"}
 BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
@@ -404,7 +404,11 @@ TASK_OPTIONS: dict[str, dict[str, object]] = {
 }
 """Options of a task, for all methods alike, where the scripts' defaults for it are not taken."""
 BY_COST_OPTIONS: dict[str, dict[str, object]] = {
-    env_id: {"multiplier-lr": 0.5} for env_id in (BLOCK, LANE)
+    env_id: {"multiplier-rule": "adam", "multiplier-lr": 0.5} for env_id in (BLOCK, LANE)
+} | {
+    # A tenth of the true one's, as ten units of true cost are about one of learned cost there.
+    env_id: {"multiplier-lr": 0.01, "multiplier-proportional": 200.0}
+    for env_id in (GOAL, PUSH, BUTTON)
 }
 """Options of a task where the learned cost itself moves λ: there as fast as the true one."""
 QUERIES = "offline-queries", "online-queries", "queries"

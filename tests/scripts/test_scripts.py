@@ -175,9 +175,9 @@ def test_ppo_lag_moves_its_multiplier_by_the_rule_of_that_name(scripts, tmp_path
 
 
 def test_the_multiplier_waits_for_its_warmup_and_keeps_its_gain_and_cap(scripts, tmp_path):
-    # Three iterations of 400 steps; the first is within the warm-up.
+    # Three iterations; the first is within the warm-up.
     options = {"multiplier_rule": "pid", "multiplier_lr": 0.01, "cost_limit": 1.0}
-    options |= {"multiplier_warmup": 400, "multiplier_proportional": 50.0, "multiplier_cap": 9.0}
+    options |= {"multiplier_warmup": 1 / 3, "multiplier_proportional": 50.0, "multiplier_cap": 9.0}
     logged = rows(scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **options)))
     assert logged[0]["true_cost"] > 1
     assert logged[0]["multiplier"] == 0.01
