@@ -43,6 +43,9 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "multiplier_cap": 10.0,
     # Else a crash, which ends the episode, would end its cost as well.
     "cost_output": "softplus",
+    # A round has hardly an unsafe episode in the end: what unsafe looks like must not be forgotten.
+    "finetune_lr": 3e-4,
+    "finetune_balanced": True,
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
