@@ -188,7 +188,7 @@ TABLES = {
     "results": Table(
         "Results on Safety-Gymnasium's tasks",
         ROBOTS,
-        METHODS,
+        (*METHODS, "pbcrl_accept", "pbcrl_constant"),
         (RETURN, COST),
         {
             (CHEETAH, RETURN): ("2619 ± 124", "2367 ± 138", "2084 ± 126", "2494 ± 195"),
@@ -208,7 +208,7 @@ TABLES = {
     "navigation": Table(
         "Navigation: return, cost, learned cost, accuracy",
         (GOAL, PUSH, BUTTON),
-        METHODS,
+        (*METHODS, "pbcrl_accept"),
         (RETURN, COST, LEARNED, ACCURACY),
         {
             (GOAL, LEARNED): ("", "0.50 ± 1.26", "89.52 ± 8.07", "0.12 ± 1.36"),
@@ -222,7 +222,7 @@ TABLES = {
     "w2": Table(
         "W2 of learned and true costs, and |cost - limit|",
         (GOAL, PUSH, BUTTON),
-        ("pbcrl", "rlsf", "ppo_bt"),
+        ("pbcrl", "rlsf", "ppo_bt", "pbcrl_accept"),
         ("w2_scaled", "w2_raw", "w2_zscored", "bias"),
         {
             (GOAL, "w2_scaled"): ("16.8", "68.1", "42.7"),
@@ -399,10 +399,6 @@ TABLES = {
 }
 """Presets of `benchmark.py`, one per table of the paper save those on language models."""
 
-TASK_OPTIONS: dict[str, dict[str, object]] = {
-    env_id: {"total-timesteps": 10_000_000} for env_id in (CHEETAH, WALKER, HUMANOID)
-}
-"""Options of a task, for all methods alike, where the scripts' defaults for it are not taken."""
 BY_COST_OPTIONS: dict[str, dict[str, object]] = {
     env_id: {"multiplier-rule": "adam", "multiplier-lr": 0.5} for env_id in (BLOCK, LANE)
 } | {
@@ -450,7 +446,6 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     defaults = defaults_of(env_id, script=row.script)
     options: dict[str, object] = {"env-id": env_id}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
-    options |= TASK_OPTIONS.get(env_id, {})
     if row.script == "ppo_lag_pbcrl":
         options |= {"offline-queries": 18_000, "online-queries": 2_000}
     if row.options.get("constraint") == "learned":
