@@ -125,7 +125,8 @@ class Args:
     max_unsafe_rate: float = 0.05
     """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate"""
     accept_batch: int = 20
-    """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
+    """episodes in a batch of --constraint accept, at least 10; two count as one online query. Half
+    of a round's queries show batches, one at least"""
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     dataset: str | None = None
@@ -719,7 +720,7 @@ def train(args: Args) -> Path:
                 if args.constraint == "accept":
                     accepted = feedback.accept(args.accept_batch, due=due)
                     if accepted is not None:
-                        rejected = float(not accepted)
+                        rejected = 1 - accepted
                     elif iteration % args.finetune_interval == 0:  # the last round may be short
                         run.warn(
                             f"fewer than {args.accept_batch} episodes were new or had an answer in "

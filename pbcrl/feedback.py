@@ -142,20 +142,21 @@ class FeedbackLoop:
         self._fresh += finished
         self._num_unjudged += len(finished)
 
-    def accept(self, batch: int, *, due: int) -> bool | None:
-        """Ask whether the newest episodes are within the limit on average; waits for the answer.
+    def accept(self, batch: int, *, due: int) -> float | None:
+        """Ask whether batches of the newest episodes are within the limit on average.
 
-        No episode is judged twice, but it may be compared by the next `ask` as well, which comes
-        after this: `ask` forgets the others. The answer is logged as a label whose `first_safe`
-        alone is given.
+        Half of the queries that are due show batches, the other half is left to `ask`; but one
+        batch is shown if the queries suffice for it alone. No episode is judged twice, but it may
+        be compared by the next `ask` as well, which comes after this: `ask` forgets the others. An
+        answer is waited for, and logged as a label whose `first_safe` alone is given.
 
         Args:
-            batch: How many episodes to show, at least 1.
-            due: As of `ask`. The batch is shown if all its queries are due.
+            batch: How many episodes a batch has, at least 1.
+            due: As of `ask`.
 
         Returns:
-            The answer. None if there is none: fewer episodes are new, fewer queries are due, the
-            oracle has no answer, or its budget ends.
+            Share of the answers that accept their batch, in [0, 1]. None if there is no answer:
+            fewer episodes are new, fewer queries are due, the oracle has none, or its budget ends.
 
         Raises:
             MismatchError: If an answer in the log is not the one that the oracle gives now.
@@ -166,16 +167,22 @@ class FeedbackLoop:
         if _checked_count("batch", batch) < 1:
             raise ValueError(f"a batch shows at least 1 episode, got {batch}")
         missing = _checked_count("due", due) - self._queries_asked
-        if self._num_unjudged < batch or missing < num_queries(batch):
+        size = num_queries(batch)
+        if missing < size:
             return None
-        try:
-            accepted = self.judge(self._fresh[-batch:])
-        except BudgetError as error:
-            self._warn_of_budget(due, error)
-            return None
-        self._queries_asked += num_queries(batch)
-        self._num_unjudged = 0
-        return accepted
+        unjudged = self._fresh[len(self._fresh) - self._num_unjudged :]
+        answers = []
+        for _ in range(min(max(1, missing // 2 // size), self._num_unjudged // batch)):
+            try:
+                answers.append(self.judge(unjudged[-batch:]))
+            except BudgetError as error:
+                self._warn_of_budget(due, error)
+                break
+            del unjudged[-batch:]
+            self._queries_asked += size
+            self._num_unjudged = 0  # older ones would be of another policy in the next round
+        answered = [answer for answer in answers if answer is not None]
+        return sum(answered) / len(answered) if answered else None
 
     def judge(self, episodes: Sequence[Trajectory]) -> bool | None:
         """Ask whether these episodes, such as offline ones, are within the limit on average.

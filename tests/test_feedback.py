@@ -223,17 +223,28 @@ def test_a_batch_shows_the_newest_episodes_and_counts_as_half_as_many_queries():
     """Costs 9, 1, 4: the newest two have a mean of 2.5, all three one of 4.7."""
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(9, 1, 4))
-    assert loop.accept(2, due=1) is True
+    assert loop.accept(2, due=1) == 1
     assert (loop.queries_asked, loop.queries_used, loop.num_labels) == (1, 1, 1)
     loop.add(episodes(8, 9, 1))
-    assert loop.accept(3, due=3) is False
+    assert loop.accept(3, due=3) == 0
     assert (loop.queries_asked, len(loop.buffer)) == (3, 0)
+
+
+def test_half_of_the_queries_show_batches_of_the_newest_episodes():
+    """Costs 0, 9, 9, 9, 1, 2, 3, in pairs from the newest: means 2.5, 5 and 9; the 0 is alone."""
+    for due, share, asked in ((3, 1, 1), (4, 1 / 2, 2), (6, 1 / 3, 3), (99, 1 / 3, 3)):
+        loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
+        loop.add(episodes(0, 9, 9, 9, 1, 2, 3))
+        assert loop.accept(2, due=due) == pytest.approx(share)
+        assert (loop.queries_asked, loop.num_labels) == (asked, asked)
+        loop.add(episodes(1))
+        assert loop.accept(2, due=99) is None  # with the 0 it would be two: but that one is old
 
 
 def test_episodes_of_a_batch_may_be_compared_but_are_not_judged_twice():
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2))
-    assert loop.accept(2, due=9) is True
+    assert loop.accept(2, due=9) == 1
     assert loop.accept(2, due=9) is None
     loop.add(episodes(3))
     assert loop.accept(2, due=9) is None  # only one is new
@@ -241,7 +252,7 @@ def test_episodes_of_a_batch_may_be_compared_but_are_not_judged_twice():
     loop.add(episodes(4))
     assert loop.accept(2, due=9) is None
     loop.add(episodes(5))
-    assert loop.accept(2, due=9) is False
+    assert loop.accept(2, due=9) == 0
 
 
 def test_a_batch_that_is_not_due_is_not_shown():
@@ -249,7 +260,7 @@ def test_a_batch_that_is_not_due_is_not_shown():
     loop.add(episodes(1, 2, 3))
     assert loop.accept(3, due=1) is None
     assert loop.queries_used == 0
-    assert loop.accept(3, due=2) is True
+    assert loop.accept(3, due=2) == 1
 
 
 def test_a_batch_without_an_answer_counts_and_one_beyond_the_budget_does_not():

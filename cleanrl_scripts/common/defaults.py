@@ -73,6 +73,9 @@ _NAVIGATION_PBCRL: dict[str, Any] = {
     # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
     # asked of 20 episodes, and a share of unsafe ones would be hard to name.
     "constraint": "accept",
+    # Three batches per round: one alone says hardly more than a coin near the limit.
+    "offline_queries": 14_000,
+    "online_queries": 6_000,
     **_MULTIPLIER,
     "multiplier_lr": 0.04,
     "multiplier_proportional": 150.0,

@@ -70,7 +70,10 @@ class Table:
         return VARIANTS[variant].title
 
 
-BY_COST = {"constraint": "learned", "cost-output": "linear"}
+BY_COST = {
+    **{"constraint": "learned", "cost-output": "linear"},
+    **{"offline-queries": 18_000, "online-queries": 2_000},
+}
 BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
@@ -447,7 +450,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     options: dict[str, object] = {"env-id": env_id}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
     if row.script == "ppo_lag_pbcrl":
-        options |= {"offline-queries": 18_000, "online-queries": 2_000}
+        options = {"offline-queries": 18_000, "online-queries": 2_000} | options
     if row.options.get("constraint") == "learned":
         options |= BY_COST_OPTIONS.get(env_id, {})
     options |= row.options

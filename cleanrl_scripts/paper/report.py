@@ -32,7 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from presets import ACCURACY, BY_COST, COST, LEARNED, RETURN, TABLES, VARIANTS, Table, made_as
+from presets import ACCURACY, COST, LEARNED, RETURN, TABLES, VARIANTS, Table, made_as
 from scipy import stats
 
 import pbcrl_envs
@@ -199,7 +199,8 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
     if args is None:
         return None
     # The variant that agrees with the run in most options. "cost-limit" is "cost_limit" there.
-    options: dict[str, object] = {**BY_COST}  # of runs from before there was a choice
+    # Of runs from before there was a choice.
+    options: dict[str, object] = {"constraint": "learned", "cost-output": "linear"}
     options |= {name.replace("_", "-"): value for name, value in args.items()}
     fitting = [
         name
