@@ -77,8 +77,8 @@ _NAVIGATION_PBCRL: dict[str, Any] = {
     "offline_queries": 14_000,
     "online_queries": 6_000,
     **_MULTIPLIER,
-    "multiplier_lr": 0.04,
-    "multiplier_proportional": 150.0,
+    "multiplier_lr": 0.1,
+    "multiplier_proportional": 60.0,
     "finetune_interval": 3,
     "finetune_lr": 3e-4,  # rounds are small
 }
