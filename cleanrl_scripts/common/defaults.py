@@ -69,6 +69,12 @@ _NAVIGATION_LIMIT: dict[str, Any] = {
     "multiplier_lr": 0.001,
     "multiplier_proportional": 200.0,
 }
+_VELOCITY_LIMIT: dict[str, Any] = {
+    # In proportion to itself. At 5 the noise of a policy that knows the limit still breaks it.
+    "multiplier_rule": "softplus",
+    "multiplier_lr": 0.12,
+    "multiplier_cap": 10.0,
+}
 _NAVIGATION_PBCRL: dict[str, Any] = {
     # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
     # asked of 20 episodes, and a share of unsafe ones would be hard to name.
@@ -115,6 +121,7 @@ TASKS: dict[str, dict[str, Any]] = {
 """Arguments of a task, of all scripts alike."""
 _LIMIT = {
     **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
+    **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_LIMIT),
     **dict.fromkeys((BLOCK, LANE), _DRIVING_LIMIT),
 }
 TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
