@@ -28,14 +28,21 @@ _DRIVING: dict[str, Any] = {
     "eval_episodes": 500,
 }
 _DRIVING_LIMIT: dict[str, Any] = {
-    # The limit means not one bad step: the price of one must soon outweigh all haste.
-    "multiplier_lr": 0.5,
+    # The limit means not one bad step: the price of one must soon outweigh all haste. But a price
+    # without bounds teaches to crash at once, as that ends the episode, and its cost with it.
+    "multiplier_rule": "pid",
+    "multiplier_lr": 0.05,
+    "multiplier_proportional": 40.0,
+    "multiplier_cap": 10.0,
 }
 _DRIVING_PBCRL: dict[str, Any] = {
     # What costs are rare accidents. An unsafe episode has some ten bad steps: one in a hundred
     # makes a mean of 0.1, the limit, and half as many leave a margin.
     "constraint": "rate",
     "max_unsafe_rate": 0.005,
+    # Of a round's episodes hardly one is unsafe in the end, and those teach the most.
+    "offline_queries": 10_000,
+    "online_queries": 10_000,
     # All episodes are unsafe at first: the integral must not remember that for long.
     "multiplier_rule": "pid",
     "multiplier_lr": 1.0,
@@ -43,7 +50,7 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "multiplier_cap": 10.0,
     # Else a crash, which ends the episode, would end its cost as well.
     "cost_output": "softplus",
-    # A round has hardly an unsafe episode in the end: what unsafe looks like must not be forgotten.
+    # Rounds of safe episodes alone: what unsafe looks like must not be forgotten.
     "finetune_lr": 3e-4,
     "finetune_balanced": True,
 }
