@@ -45,6 +45,9 @@ except ImportError:  # it needs Python 3.11
 METRICS = {
     "return": "return",
     "true_cost": "cost",
+    "violation_rate": "share above d",
+    "return_stochastic": "return, stochastic",
+    "true_cost_stochastic": "cost, stochastic",
     "learned_cost": "learned cost",
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -61,12 +64,13 @@ METRICS = {
 """Keys of a summary that a table can show, and their titles."""
 
 NOTES = """
-Return and cost are those of the final evaluation (deterministic policy); mid and end are of the
-training episodes: those around half of the env steps (45 to 55 %), and the last tenth. Bias is
-|cost - d|, d the true limit. W2, accuracy and type II rate are taken on test episodes that were
-never labelled. Learned costs of RLSF are counts of states, held to d; all others are logits, held
-to 0. ± is the standard deviation over seeds, IQM the interquartile mean with its 95 % interval over
-bootstrapped seeds. – is missing or undefined.
+Return and cost are those of the final evaluation, of the deterministic policy where nothing else is
+said, and of the stochastic one, which was trained; the share above d is that of its episodes
+(deterministic). Mid and end are of the training episodes: those around half of the env steps (45 to
+55 %), and the last tenth. Bias is |cost - d|, d the true limit. W2, accuracy and type II rate are
+taken on test episodes that were never labelled. Learned costs of RLSF are counts of states, held to
+d; all others are logits, held to 0. ± is the standard deviation over seeds, IQM the interquartile
+mean with its 95 % interval over bootstrapped seeds. – is missing or undefined.
 """
 
 EPISODES_IN_A_ROW = 200
