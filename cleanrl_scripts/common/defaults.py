@@ -28,12 +28,12 @@ _DRIVING: dict[str, Any] = {
     "eval_episodes": 500,
 }
 _DRIVING_LIMIT: dict[str, Any] = {
-    # The limit means not one bad step: the price of one must soon outweigh all haste. But a price
-    # without bounds teaches to crash at once, as that ends the episode, and its cost with it.
+    # The limit means not one bad step: the price of one must soon outweigh all haste. But a crash
+    # ends the episode, and its cost with it: the ten bad steps of a beginner must not be dearer.
     "multiplier_rule": "pid",
     "multiplier_lr": 0.05,
     "multiplier_proportional": 40.0,
-    "multiplier_cap": 10.0,
+    "multiplier_cap": 5.0,
 }
 _DRIVING_PBCRL: dict[str, Any] = {
     # What costs are rare accidents. An unsafe episode has some ten bad steps: one in a hundred
