@@ -11,7 +11,6 @@ import importlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pbcrl.errors import LabelError, PbcrlError
+from pbcrl.errors import LabelError
 from pbcrl.label.replay import Image, Replay, render_fps, replay_frames
 from pbcrl.storage import make_folder, write_atomically
 
@@ -146,32 +145,3 @@ def _ffmpeg() -> Any:
             "pip install 'pbcrl[label]'"
         ) from error
     return module
-
-
-def main() -> None:
-    """Draw what the page asks for: a digest per line comes in, the same digest goes out when done.
-
-    A process of its own, so that drawing neither slows the page down nor, if a library that draws
-    crashes, ends it.
-    """
-    from pbcrl.label.store import LabelStore
-
-    if hasattr(os, "nice"):
-        os.nice(10)
-    folder = Path(sys.argv[1])
-    store = LabelStore(folder)
-    for line in sys.stdin:
-        digest = line.strip()
-        try:
-            replay = store.replay(digest)
-            assert replay is not None
-            draw_replay(folder, digest, Replay.from_bytes(replay), store.trajectory(digest))
-        except PbcrlError as error:
-            note_failure(folder, digest, str(error))
-        except Exception as error:  # an env may raise anything
-            note_failure(folder, digest, f"{type(error).__name__}: {error}")
-        print(digest, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """The labelling page's server: Python's own, for few people, on this machine alone by default.
 
 Whoever has the link may see the questions and answer them: it carries a token in its fragment,
-which browsers send to nobody. Other pages in the same browser are kept out by `Host`, `Origin` and the
-token; nothing is loaded from anywhere else (Content-Security-Policy). Clips need no token but their
-names, digests that only the token's owner is told. What is acknowledged is on disk.
+which browsers send to nobody. Other pages in the same browser are kept out by `Host`, `Origin` and
+the token; nothing is loaded from anywhere else (Content-Security-Policy). Clips need no token but
+their names, digests that only the token's owner is told. What is acknowledged is on disk.
 """
 
 from __future__ import annotations
@@ -528,7 +528,7 @@ class _ClipMaker:
     def _draw(self, digest: str) -> None:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pbcrl.label.clips", str(self._store.folder)],
+                [sys.executable, "-m", "pbcrl.label.draw", str(self._store.folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
