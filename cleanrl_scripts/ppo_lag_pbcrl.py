@@ -706,10 +706,9 @@ def train(args: Args) -> Path:
                 )
                 done = terminated[t] | truncated[t]
                 discarded = discarded_envs(infos, args.num_envs)
+                reported = infos.get("true_cost")  # PbCRL
                 unless = rewards[t] if by_people else None  # PbCRL
-                true_cost = require_cost(
-                    infos.get("true_cost"), args.env_id, unless=unless
-                )  # PbCRL
+                true_cost = require_cost(reported, args.env_id, unless=unless)  # PbCRL
                 costs[t] = infos["cost"]  # PbCRL
                 finished += finished_trajectories(infos)  # PbCRL
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)

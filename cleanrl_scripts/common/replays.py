@@ -26,16 +26,21 @@ REPLAYS = "replays.sqlite"
 
 
 class NoteStart(gym.Wrapper[Any, Any, Any, Any]):
-    """Notes where an episode of a single env begins: its seed, or the state of its generator."""
+    """Notes where an episode of a single env begins.
+
+    By its state, if the env offers one, else by its seed or the state of its `np_random`, as far as
+    `Replay` needs it.
+    """
 
     start: dict[str, Any] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        if seed is None:
-            self.start = {"rng": self.unwrapped.np_random.bit_generator.state}
-        else:
-            self.start = {"seed": seed}
-        return self.env.reset(seed=seed, options=options)
+        env: Any = self.unwrapped
+        self.start = {"rng": env.np_random.bit_generator.state} if seed is None else {"seed": seed}
+        result = self.env.reset(seed=seed, options=options)
+        if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):
+            self.start = {"state": env.state_dict()}
+        return result
 
 
 class Replays:
@@ -166,6 +171,7 @@ class ReplayRecorder(VectorWrapper[Any, Any, Any, Any]):
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], env_id: str, replays: Replays) -> None:
         super().__init__(envs)
+        self._inner: Any = envs
         self._begun, self._replays = Starts(envs, env_id), replays
 
     def reset(self, **options: Any) -> Any:
@@ -187,11 +193,11 @@ class ReplayRecorder(VectorWrapper[Any, Any, Any, Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """That of the envs, and where their episodes began."""
-        return {"envs": self.env.state_dict(), "begun": self._begun.state_dict()}
+        return {"envs": self._inner.state_dict(), "begun": self._begun.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self.env.load_state_dict(state["envs"])
+        self._inner.load_state_dict(state["envs"])
         self._begun.load_state_dict(state["begun"])
 
 

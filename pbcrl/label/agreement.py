@@ -44,7 +44,7 @@ def krippendorff_alpha(
     observed = float((np.einsum("iv,iw,vw->i", counts, counts, apart) / (per_item - 1)).sum())
     totals = counts.sum(axis=0)  # (V,)
     expected = float(totals @ apart @ totals) / (totals.sum() - 1)
-    return 1 - observed / expected
+    return float(1 - observed / expected)
 
 
 def cohen_kappa(first: ArrayLike, second: ArrayLike) -> float:

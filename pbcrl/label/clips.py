@@ -130,7 +130,7 @@ def _write(
         writer.close()
         with suppress(OSError):
             partial.unlink()
-    about = {"fps": fps, "frames": count, "every": every, "steps": steps}
+    about: dict[str, Any] = {"fps": fps, "frames": count, "every": every, "steps": steps}
     about["captions"] = captions if any(captions) else []
     write_atomically(path.with_suffix(".json"), json.dumps(about).encode())
 

@@ -62,7 +62,9 @@ class Replay:
     def to_bytes(self) -> bytes:
         """As a label folder keeps it; no pickle."""
         about = json.dumps({"env_id": self.env_id, "seed": self.seed, "rng": self.rng})
-        arrays = {f"state/{k}": np.asarray(v) for k, v in (self.state or {}).items()}
+        arrays: dict[str, Any] = {
+            f"state/{k}": np.asarray(v) for k, v in (self.state or {}).items()
+        }
         if self.before is not None and len(self.before):
             arrays["before"] = np.asarray(self.before, np.float32)
         file = io.BytesIO()

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, final
@@ -414,10 +414,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         data: bytes,
         kind: str,
         status: HTTPStatus = HTTPStatus.OK,
-        **headers: str,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self.send_response(status)
-        for name, value in {**_HEADERS, **headers}.items():
+        for name, value in {**_HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
@@ -437,17 +437,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {"Accept-Ranges": "bytes", "Cache-Control": "private, max-age=86400"}
         wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
         if wanted is None or wanted[0] == "bytes=-":
-            self._send(data, "video/mp4", **headers)
+            self._send(data, "video/mp4", headers=headers)
             return
         first, last = wanted.groups()
         start = int(first) if first else max(0, len(data) - int(last))
         end = min(int(last), len(data) - 1) if first and last else len(data) - 1
         if start > end:
             headers["Content-Range"] = f"bytes */{len(data)}"
-            self._send(b"", "video/mp4", HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, **headers)
+            self._send(b"", "video/mp4", HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers)
             return
         headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-        self._send(data[start : end + 1], "video/mp4", HTTPStatus.PARTIAL_CONTENT, **headers)
+        self._send(data[start : end + 1], "video/mp4", HTTPStatus.PARTIAL_CONTENT, headers)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the base class's name
         """Say nothing: a person labels in front of it."""

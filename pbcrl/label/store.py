@@ -421,10 +421,11 @@ class LabelStore:
             "FROM current WHERE ? IS NULL OR annotator = ? ORDER BY id",
             (annotator, annotator),
         )
-        return [
-            Event(*row[:4], Label(*(math.nan if v is None else v for v in row[4:7])), *row[7:])
-            for row in rows
-        ]
+        found = []
+        for number, query, who, kind, *values, seconds, when in rows:
+            label = Label(*(math.nan if value is None else value for value in values))
+            found.append(Event(number, query, who, kind, label, seconds, when))
+        return found
 
     def labels(self) -> dict[int, Label]:
         """The `combined` label of each question that as many people have answered as wanted."""
