@@ -110,15 +110,15 @@ const player = {
     return Math.max(0, Math.min(this.frames() - 1, Math.floor(this.time() * this.fps() + 1e-3)));
   },
   async ready() {
-    if (this.shown.some((one) => one.about.waiting)) return;
+    if (!this.shown.length || this.shown.some((one) => one.about.waiting)) return;
     if (this.films().some(({ video }) => video.readyState < 2)) return;
     timer.begin();
     if (!this.playing && !this.held) await this.play();
   },
   async play() {
     this.held = false;
-    this.playing = true;
     if (this.frame() >= this.frames() - 1) this.seek(0);
+    this.playing = true;
     const moving = this.films().filter((one) => !this.atEnd(one));
     for (const { video } of moving) video.playbackRate = this.speed;
     this.last = performance.now();
@@ -147,7 +147,6 @@ const player = {
     for (const { video, about } of this.films()) {
       video.currentTime = Math.min(time, (about.frames - 0.5) / about.fps);
     }
-    if (this.playing) this.play();
     this.draw();
   },
   step(by) {
@@ -183,7 +182,10 @@ const player = {
         }
       }
       const over = leader ? leader.video.ended : time >= this.frames() / this.fps();
-      if (over && this.loop) this.seek(0);
+      if (over && this.loop) {
+        this.seek(0);
+        this.play();
+      }
       else if (over) this.pause();
     }
     this.draw();
@@ -310,6 +312,7 @@ function show(found, draft = null) {
     return one;
   });
   player.set(shown);
+  if (!shown.some((one) => one.about.waiting)) timer.begin();
   for (const one of shown) if (one.about.waiting) wait(one, found.id);
   $("ask").textContent = found.kind === "pair" ? "" :
     `Would you accept what it does in these ${found.members.length} episodes, taken together?`;
