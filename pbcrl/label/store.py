@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,16 @@ import numpy as np
 
 from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
 from pbcrl.label_log import label_from_json, label_to_json, lock, query_digest, trajectory_digest
-from pbcrl.storage import corrupt, make_folder, open_regular, read_bytes, sync_folder, unwritable
+from pbcrl.storage import (
+    corrupt,
+    make_folder,
+    open_regular,
+    read_bytes,
+    remove_leftovers,
+    sync_folder,
+    unreadable,
+    unwritable,
+)
 from pbcrl.trajectory import Label, Query, Trajectory
 
 STORE = "labels.sqlite"
@@ -61,7 +71,8 @@ CREATE TABLE events (
     query INTEGER NOT NULL REFERENCES queries, annotator TEXT NOT NULL,
     kind TEXT NOT NULL CHECK (kind IN ('answer', 'skip', 'undo')),
     preference REAL, first_safe REAL, second_safe REAL,
-    undone INTEGER UNIQUE REFERENCES events, seconds REAL, time REAL NOT NULL);
+    undone INTEGER UNIQUE REFERENCES events, seconds REAL, time REAL NOT NULL,
+    crc32 INTEGER NOT NULL);
 CREATE TABLE claims (
     query INTEGER NOT NULL REFERENCES queries, annotator TEXT NOT NULL, tab TEXT NOT NULL,
     time REAL NOT NULL, PRIMARY KEY (query, annotator, tab));
@@ -184,15 +195,15 @@ class LabelStore:
         self.path = self.folder / STORE
         self._threads = threading.RLock()
         has_old = self.folder.is_dir() and _has_old_files(self.folder)
-        if not (self.path.exists() or create or has_old):
+        if not (self.path.exists() or self.path.is_symlink() or create or has_old):
             raise StorageError(
                 f"a label folder holds {STORE}, but {self.folder} has none; name the folder of a "
                 "FolderOracle, or of --label-folder"
             )
         try:
             make_folder(self.folder)
-            if self.path.exists():
-                open_regular(self.path).close()
+            if self.path.exists() or self.path.is_symlink():
+                _check_file(self.path)
             # A lock, since two processes may open a new folder at once.
             with open(self.folder / ".store.lock", "ab") as opening:
                 _wait_for(opening)
@@ -201,32 +212,52 @@ class LabelStore:
             raise unwritable(self.path, error) from error
 
     def _open(self, has_old: bool) -> None:
-        is_new = not self.path.exists() or self.path.stat().st_size == 0
-        self._db = sqlite3.connect(
-            self.path, timeout=30.0, isolation_level=None, check_same_thread=False
-        )
-        self.close = finalize(self, self._db.close)
-        """Close the file; a second call does nothing."""
+        is_new = not self.path.exists()
+        if is_new:
+            self._make(has_old)
+        self._connect(self.path)
         try:
             with self._named_errors():
-                self._db.execute("PRAGMA foreign_keys = ON")
-                if not is_new:
-                    self._check()
+                self._check()
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute("PRAGMA synchronous = FULL")
-                with self._transaction():  # a folder is taken over whole or not at all
-                    is_new = not self._version()
-                    if is_new:
-                        self._make()
-                    if has_old:
-                        self._take_over(again=not is_new)
-                answers = self.folder / _OLD_ANSWERS
-                if has_old and answers.exists():
-                    os.replace(answers, answers.with_name(f"{_OLD_ANSWERS}.taken-over"))
+            if has_old and not is_new:
+                self._check_former_answers()
+            answers = self.folder / _OLD_ANSWERS
+            if answers.exists():
+                os.replace(answers, answers.with_name(f"{_OLD_ANSWERS}.taken-over"))
             sync_folder(self.folder)
         except BaseException:
             self.close()
             raise
+
+    def _connect(self, path: Path) -> None:
+        self._db = sqlite3.connect(
+            path, timeout=30.0, isolation_level=None, check_same_thread=False
+        )
+        self.close = finalize(self, self._db.close)
+        """Close the file; a second call does nothing."""
+        self._db.execute("PRAGMA foreign_keys = ON")
+
+    def _make(self, has_old: bool) -> None:
+        """Make the store under another name first: an empty one is then always a damaged one."""
+        remove_leftovers(self.folder)
+        partial = self.path.with_name(f"{STORE}.{os.getpid()}.partial")
+        self._connect(partial)
+        try:
+            with self._transaction() as db:  # a folder is taken over whole or not at all
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute(f"PRAGMA application_id = {_APPLICATION}")
+                db.execute(f"PRAGMA user_version = {_VERSION}")
+                if has_old:
+                    self._take_over()
+            self.close()
+            os.replace(partial, self.path)
+        finally:
+            self.close()
+            partial.unlink(missing_ok=True)
+        sync_folder(self.folder)
 
     # -- Questions ---------------------------------------------------------------------------------
 
@@ -407,11 +438,8 @@ class LabelStore:
             ).fetchone()
             if newest is None:
                 return None
-            db.execute(
-                "INSERT INTO events (token, query, annotator, kind, undone, time) "
-                "VALUES (?, ?, ?, 'undo', ?, ?)",
-                (token, newest[1], annotator, newest[0], time.time()),
-            )
+            nothing = (None, None, None)
+            _insert(db, (token, newest[1], annotator, "undo", *nothing, newest[0], None))
             return int(newest[1])
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
@@ -480,8 +508,8 @@ class LabelStore:
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
         ((count,),) = self._rows(
-            "SELECT count(*) FROM queries WHERE wanted > "
-            "(SELECT count(*) FROM current WHERE query = queries.id AND kind = 'answer')"
+            "SELECT count(*) FROM queries LEFT JOIN (SELECT query, count(*) AS number FROM current "
+            "WHERE kind = 'answer' GROUP BY query) ON query = id WHERE wanted > coalesce(number, 0)"
         )
         return int(count)
 
@@ -511,14 +539,9 @@ class LabelStore:
                     f"{annotator} has answered question {number} elsewhere in the meantime, in "
                     "another window for instance; look at that answer, and correct it if need be"
                 )
-            cursor = db.execute(
-                "INSERT INTO events (token, query, annotator, kind, preference, first_safe, "
-                "second_safe, seconds, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (token, number, annotator, kind, *values, seconds, time.time()),
-            )
+            event = _insert(db, (token, number, annotator, kind, *values, None, seconds))
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
-            assert cursor.lastrowid is not None
-            return cursor.lastrowid
+            return event
 
     def _has_trajectory(self, digest: str) -> bool:
         return bool(self._rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
@@ -562,9 +585,6 @@ class LabelStore:
     def _check(self) -> None:
         """Refuse what is no store, another version's, or damaged."""
         application = int(self._db.execute("PRAGMA application_id").fetchone()[0])
-        tables = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables == application == 0:  # cut off before its first commit
-            return
         if application != _APPLICATION:
             raise corrupt(self.path, f"its application id is {application:#x}")
         if self._version() != _VERSION:
@@ -572,32 +592,40 @@ class LabelStore:
                 f"this pbcrl reads version {_VERSION} of label stores, but {self.path} has version "
                 f"{self._version()}; use the pbcrl that wrote it"
             )
-        ((found,), *_) = self._db.execute("PRAGMA quick_check(1)")
-        if found != "ok":
-            raise corrupt(self.path, str(found))
+        try:
+            ((found,), *_) = self._db.execute("PRAGMA quick_check(1)")
+            if found != "ok":
+                raise ValueError(found)
+            # SQLite sees what is no database, but not that a number in it is another one.
+            for event in self._db.execute(f"SELECT {_EVENT}, crc32 FROM events"):
+                if _crc32(event[:-1]) != event[-1]:
+                    raise ValueError(f"the event {event[0]} does not match its crc32")
+            for row in self._db.execute("SELECT id, kind, digest, members, wanted FROM queries"):
+                question = _question(row)
+                if _digest(question.kind, question.members) != question.digest:
+                    raise ValueError(f"question {row[0]} is not what its digest says")
+        except sqlite3.Error:
+            raise
+        except Exception as error:  # a damaged row may hold anything
+            raise corrupt(self.path, str(error)) from error
 
-    def _make(self) -> None:
-        for statement in _SCHEMA.split(";"):
-            self._db.execute(statement)
-        self._db.execute(f"PRAGMA application_id = {_APPLICATION}")
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+    def _check_former_answers(self) -> None:
+        """Refuse answers in the former format that came after the folder was taken over."""
+        path = self.folder / _OLD_ANSWERS
+        events = self.events(annotator=TAKEN_OVER)
+        known = {f"{event.query:06d}": label_to_json(event.label) for event in events}
+        for name, label in _old_answers(path).items():
+            if label_to_json(label) != known.get(name[:6]):
+                raise StorageError(
+                    f"answers are kept in {self.path}, but {path} answers {name!r} and is not read "
+                    f"any more; answer on the page (python -m pbcrl.label {self.folder}) and "
+                    f"remove {path}"
+                )
 
-    def _take_over(self, *, again: bool) -> None:
+    def _take_over(self) -> None:
         """Add what the former format left: queries as NAME.npz, answers as lines of a file."""
         path = self.folder / _OLD_ANSWERS
         answers = _old_answers(path)
-        if again:  # cut off before the renaming, or somebody has written a new one
-            known = {
-                f"{event.query:06d}": event.label for event in self.events(annotator=TAKEN_OVER)
-            }
-            for name, label in answers.items():
-                if label_to_json(label) != label_to_json(known.get(name[:6], Label(0.25, 0, 0))):
-                    raise StorageError(
-                        f"answers are kept in {self.path}, but {path} answers {name!r} and is not "
-                        "read any more; answer on the page (python -m pbcrl.label "
-                        f"{self.folder}) and remove {path}"
-                    )
-            return
         old = sorted(p for p in self.folder.glob("*.npz") if _OLD_NAME.fullmatch(p.stem))
         if unknown := answers.keys() - {one.stem for one in old}:
             raise CorruptFileError(
@@ -615,28 +643,54 @@ class LabelStore:
 
 
 _OPEN_FOR = """
+WITH given AS MATERIALIZED (SELECT id, query, annotator, kind FROM current),
+others AS (SELECT query, count(*) AS number FROM given
+    WHERE kind = 'answer' AND annotator != :annotator GROUP BY query),
+busy AS (SELECT c.query, count(DISTINCT c.annotator) AS number FROM claims c
+    LEFT JOIN given g ON g.query = c.query AND g.annotator = c.annotator AND g.kind = 'answer'
+    WHERE c.annotator != :annotator AND g.id IS NULL GROUP BY c.query),
+mine AS (SELECT id, query, kind FROM given WHERE annotator = :annotator),
+claimed AS (SELECT query, max(tab = :tab) AS here FROM claims
+    WHERE annotator = :annotator GROUP BY query)
 SELECT q.id, q.kind, q.digest, q.members, q.wanted FROM queries q
-LEFT JOIN current mine ON mine.query = q.id AND mine.annotator = :annotator
-LEFT JOIN claims here ON here.query = q.id AND here.annotator = :annotator AND here.tab = :tab
-LEFT JOIN claims there ON there.query = q.id AND there.annotator = :annotator AND there.tab != :tab
+LEFT JOIN others ON others.query = q.id
+LEFT JOIN busy ON busy.query = q.id
+LEFT JOIN mine ON mine.query = q.id
+LEFT JOIN claimed ON claimed.query = q.id
 WHERE (mine.id IS NULL OR mine.kind = 'skip')
-AND q.wanted > (SELECT count(*) FROM current c WHERE c.query = q.id AND c.kind = 'answer'
-                AND c.annotator != :annotator)
-             + (SELECT count(DISTINCT o.annotator) FROM claims o WHERE o.query = q.id
-                AND o.annotator != :annotator AND NOT EXISTS (SELECT 1 FROM current a
-                    WHERE a.query = q.id AND a.annotator = o.annotator AND a.kind = 'answer'))
-GROUP BY q.id
-ORDER BY mine.id IS NOT NULL, here.query IS NULL, there.query IS NOT NULL,
+AND q.wanted > coalesce(others.number, 0) + coalesce(busy.number, 0)
+ORDER BY mine.id IS NOT NULL, CASE claimed.here WHEN 1 THEN 0 WHEN 0 THEN 2 ELSE 1 END,
     coalesce(mine.id, 0), q.id
-"""  # first what is under way here, last what was put off
+"""
+"""First what is under way in this window, last what was put off."""
 
 
 def question_digest(kind: Kind, members: Sequence[Trajectory]) -> str:
-    """Name a question by what it shows."""
-    if kind == "pair":
-        return query_digest(Query(*members))
-    text = "batch " + "".join(map(trajectory_digest, members))
+    """Name a question by what it shows; a pair as `query_digest` does."""
+    return _digest(kind, [trajectory_digest(one) for one in members])
+
+
+def _digest(kind: str, members: Sequence[str]) -> str:
+    text = "".join(members) if kind == "pair" else "batch " + "".join(members)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_EVENT = "token, query, annotator, kind, preference, first_safe, second_safe, undone, seconds, time"
+
+
+def _insert(db: sqlite3.Connection, values: tuple[Any, ...]) -> int:
+    """Add an event with these values, all but the time; return its number."""
+    row = (*values, time.time())
+    cursor = db.execute(
+        f"INSERT INTO events ({_EVENT}, crc32) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, _crc32(row)),
+    )
+    assert cursor.lastrowid is not None
+    return cursor.lastrowid
+
+
+def _crc32(event: Sequence[Any]) -> int:
+    return zlib.crc32(json.dumps(event).encode())
 
 
 def hold_folder(folder: Path, *, by: str) -> IO[bytes]:
@@ -659,6 +713,27 @@ def hold_folder(folder: Path, *, by: str) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def _check_file(path: Path) -> None:
+    """Refuse what is no file, or a sparse one of a terabyte, which SQLite would read to its end.
+
+    A database's head says how many pages it has; a checkpoint that was cut off may have added what
+    was in the log.
+    """
+    try:
+        with open_regular(path) as file:
+            head = file.read(100)
+            file_bytes = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise unreadable(path, error) from error
+    page_bytes = int.from_bytes(head[16:18], "big")
+    page_bytes = 65_536 if page_bytes == 1 else page_bytes
+    num_pages = int.from_bytes(head[28:32], "big")
+    log = path.with_name(f"{path.name}-wal")
+    most = page_bytes * num_pages + (log.stat().st_size if log.exists() else 0)
+    if not head.startswith(b"SQLite format 3\0") or file_bytes > most:
+        raise corrupt(path, f"it is no SQLite database of its {file_bytes} bytes")
 
 
 def _wait_for(file: IO[bytes]) -> None:
