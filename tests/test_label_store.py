@@ -171,6 +171,15 @@ def test_two_windows_of_one_person_get_different_questions_and_each_its_own_agai
     assert turns == [1, 2, 1, 2]
 
 
+def test_who_takes_an_answer_back_has_the_question_to_themselves(tmp_path):
+    store = asked(tmp_path, 2)
+    store.answer(store.next_for("Ada").id, SAFE, annotator="Ada")
+    assert store.next_for("Ada").id == 2
+    store.claim(store.undo(annotator="Ada"), "Ada")
+    assert store.next_for("Bob").id == 2  # which Ada does not look at any more
+    assert store.next_for("Ada").id == 1
+
+
 def test_a_question_of_somebody_who_has_gone_comes_to_others_after_a_while(tmp_path):
     store = asked(tmp_path, 1)
     store.next_for("Ada")

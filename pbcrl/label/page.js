@@ -442,7 +442,7 @@ const undo = () => act(async () => {
     return;
   }
   const last = before.reduce((a, b) => (a && a.event > b.event ? a : b), null);
-  const found = await get("/api/question", { id: undone });
+  const found = await get("/api/question", { id: undone });  // claims it again
   await progress();
   show(found, last && last.question === undone && !last.skipped ? last.answer : null);
   announce(`Taken back: question ${undone}.`);

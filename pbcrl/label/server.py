@@ -290,6 +290,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _one_question(self) -> Any:
         name = checked_name(self._query("annotator"))
         question = self.server.store.question(int(self._query("id")))
+        self.server.store.claim(question.id, name, tab=self._query("tab", "")[:64])
         self.server.clips.want(list(question.members))
         return self._shown(question, name)
 

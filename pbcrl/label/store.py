@@ -500,6 +500,13 @@ class LabelStore:
             )
             return question
 
+    def claim(self, number: int, annotator: str, *, tab: str = "") -> None:
+        """Keep a question for a person who has turned back to it, in place of the present one."""
+        mine = (checked_name(annotator), tab)
+        with self._transaction() as db:
+            db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
+            db.execute("INSERT INTO claims VALUES (?, ?, ?, ?)", (number, *mine, time.time()))
+
     def open_for(self, annotator: str, *, tab: str = "") -> list[Question]:
         """All questions that a person may be asked now, in the order in which they would come."""
         rows = self._rows(_OPEN_FOR, {"annotator": checked_name(annotator), "tab": tab})
