@@ -79,6 +79,8 @@ class FeedbackLoop:
         self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
         self._queries_asked = 0
         self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
+        self._open_batches: set[int] = set()  # the oracle's numbers
+        self._accepted: bool | None = None  # what people said of a batch since `take_accepted`
         self._answers: dict[int, Label] = {}  # collected, but not logged yet
         self._warned_of_budget = False
 
@@ -89,8 +91,8 @@ class FeedbackLoop:
 
     @property
     def num_open(self) -> int:
-        """Online queries that have no answer yet."""
-        return len(self._open)
+        """Online queries that have no answer yet; a batch counts as one."""
+        return len(self._open) + len(self._open_batches)
 
     @property
     def queries_used(self) -> int:
@@ -119,16 +121,40 @@ class FeedbackLoop:
             MismatchError: If a label in the log is not the one that the oracle gives now.
             StorageError: If the labels cannot be logged; none is used then.
         """
-        _check_buffer(buffer)
-        count = min(
-            _checked_count("num_queries", num_queries), num_new_pairs(buffer.trajectories, buffer)
-        )
-        pairs = uniform(buffer.trajectories, count, asked=buffer, rng=self._rng)
-        labels = self.oracle.label(buffer.queries(pairs))
+        (count,) = self.label_all([(buffer, num_queries)], safety=safety)
+        return count
+
+    def label_all(
+        self, parts: Sequence[tuple[PreferenceBuffer, int]], *, safety: bool = True
+    ) -> list[int]:
+        """Label pairs of several buffers, all asked at once; otherwise as `label`.
+
+        Args:
+            parts: Different buffers, and how many queries each.
+            safety: As of `label`.
+
+        Returns:
+            How many labels were added to each.
+        """
+        pairs = []
+        for buffer, number in parts:
+            _check_buffer(buffer)
+            left = num_new_pairs(buffer.trajectories, buffer)
+            count = min(_checked_count("num_queries", number), left)
+            pairs.append(uniform(buffer.trajectories, count, asked=buffer, rng=self._rng))
+        queries = [
+            query
+            for (buffer, _), chosen in zip(parts, pairs, strict=True)
+            for query in buffer.queries(chosen)
+        ]
+        labels = self.oracle.label(queries)
         if not safety:
             labels = [Label(label.preference, math.nan, math.nan) for label in labels]
-        self._keep(buffer, pairs, labels)
-        return count
+        self._log_labels(labels)
+        rest = iter(labels)
+        for (buffer, _), chosen in zip(parts, pairs, strict=True):
+            buffer.add_labels(chosen, list(islice(rest, len(chosen))))
+        return [len(chosen) for chosen in pairs]
 
     def add(self, finished: Sequence[Trajectory]) -> None:
         """Keep finished episodes for the next `ask` that finds queries due.
@@ -142,21 +168,22 @@ class FeedbackLoop:
         self._fresh += finished
         self._num_unjudged += len(finished)
 
-    def accept(self, batch: int, *, due: int) -> float | None:
-        """Ask whether batches of the newest episodes are within the limit on average.
+    def accept(self, batch: int, *, due: int) -> bool | None:
+        """Ask whether the newest episodes are within the limit on average.
 
-        Half of the queries that are due show batches, the other half is left to `ask`; but one
-        batch is shown if the queries suffice for it alone. No episode is judged twice, but it may
-        be compared by the next `ask` as well, which comes after this: `ask` forgets the others. An
-        answer is waited for, and logged as a label whose `first_safe` alone is given.
+        An oracle with a store, people that is, needs time: this does not wait, the answer comes by
+        a later `collect` and then `take_accepted`, and until then no other batch is shown. Any
+        other oracle answers at once. No episode is judged twice, but it may be compared by the next
+        `ask` as well, which comes after this: `ask` forgets the others. The answer is logged as a
+        label whose `first_safe` alone is given.
 
         Args:
-            batch: How many episodes a batch has, at least 1.
-            due: As of `ask`.
+            batch: How many episodes to show, at least 1.
+            due: As of `ask`. The batch is shown if all its queries are due.
 
         Returns:
-            Share of the answers that accept their batch, in [0, 1]. None if there is no answer:
-            fewer episodes are new, fewer queries are due, the oracle has none, or its budget ends.
+            The answer. None if there is none: fewer episodes are new, fewer queries are due, the
+            oracle has no answer, or not yet, or its budget ends.
 
         Raises:
             MismatchError: If an answer in the log is not the one that the oracle gives now.
@@ -167,22 +194,30 @@ class FeedbackLoop:
         if _checked_count("batch", batch) < 1:
             raise ValueError(f"a batch shows at least 1 episode, got {batch}")
         missing = _checked_count("due", due) - self._queries_asked
-        size = num_queries(batch)
-        if missing < size:
+        if self._num_unjudged < batch or missing < num_queries(batch):
             return None
-        unjudged = self._fresh[len(self._fresh) - self._num_unjudged :]
-        answers = []
-        for _ in range(min(max(1, missing // 2 // size), self._num_unjudged // batch)):
-            try:
-                answers.append(self.judge(unjudged[-batch:]))
-            except BudgetError as error:
-                self._warn_of_budget(due, error)
-                break
-            del unjudged[-batch:]
-            self._queries_asked += size
-            self._num_unjudged = 0  # older ones would be of another policy in the next round
-        answered = [answer for answer in answers if answer is not None]
-        return sum(answered) / len(answered) if answered else None
+        if self._open_batches:
+            return None
+        accepted = None
+        try:
+            if self.oracle.has_store:
+                self._open_batches.add(self.oracle.submit_batch(self._fresh[-batch:]))
+            else:
+                accepted = self.judge(self._fresh[-batch:])
+        except BudgetError as error:
+            self._warn_of_budget(due, error)
+            return None
+        self._queries_asked += num_queries(batch)
+        self._num_unjudged = 0
+        return accepted
+
+    def take_accepted(self) -> bool | None:
+        """Return what was answered about a batch of `accept` since the last call, if anything.
+
+        The answer came by `collect`, maybe late: its episodes are then those of an older policy.
+        """
+        accepted, self._accepted = self._accepted, None
+        return accepted
 
     def judge(self, episodes: Sequence[Trajectory]) -> bool | None:
         """Ask whether these episodes, such as offline ones, are within the limit on average.
@@ -248,6 +283,13 @@ class FeedbackLoop:
             StorageError: If the labels cannot be logged; the next call tries again.
         """
         self._answers |= self.oracle.collect()
+        for number in self._open_batches & self._answers.keys():
+            answer = self._answers[number]
+            self._log_labels([answer])
+            if not math.isnan(answer.first_safe):
+                self._accepted = bool(answer.first_safe)
+            self._open_batches.remove(number)
+            del self._answers[number]
         if unknown := [number for number in self._answers if number not in self._open]:
             raise LabelError(
                 "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
@@ -309,6 +351,7 @@ class FeedbackLoop:
             "queries_asked": self._queries_asked,
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
+            "open_batches": sorted(self._open_batches),
             "oracle": self.oracle.state_dict(),
         }
 
@@ -351,6 +394,8 @@ class FeedbackLoop:
         if self.oracle.has_store:  # it knows these queries, but by other numbers
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
+        self._open_batches = set(state.get("open_batches", []))
+        self._accepted = None
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
