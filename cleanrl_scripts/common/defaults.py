@@ -77,7 +77,7 @@ _VELOCITY_LIMIT: dict[str, Any] = {
 }
 _NAVIGATION_PBCRL: dict[str, Any] = {
     # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
-    # asked of 20 episodes, and a share of unsafe ones would be hard to name.
+    # asked of a batch, and a share of unsafe ones would be hard to name.
     "constraint": "accept",
     # Most of the some 60 new episodes in one batch: costs have a heavy tail, so that the mean of a
     # small one is mostly below the mean of all, and near the limit hardly more than a coin.

@@ -70,10 +70,7 @@ class Table:
         return VARIANTS[variant].title
 
 
-BY_COST = {
-    **{"constraint": "learned", "cost-output": "linear"},
-    **{"offline-queries": 18_000, "online-queries": 2_000},
-}
+BY_COST = {"constraint": "learned", "cost-output": "linear"}
 BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
@@ -211,7 +208,7 @@ TABLES = {
     "navigation": Table(
         "Navigation: return, cost, learned cost, accuracy",
         (GOAL, PUSH, BUTTON),
-        (*METHODS, "pbcrl_accept"),
+        (*METHODS, "pbcrl_accept", "pbcrl_constant"),
         (RETURN, COST, LEARNED, ACCURACY),
         {
             (GOAL, LEARNED): ("", "0.50 ± 1.26", "89.52 ± 8.07", "0.12 ± 1.36"),
@@ -452,6 +449,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     if row.script == "ppo_lag_pbcrl":
         options = {"offline-queries": 18_000, "online-queries": 2_000} | options
     if row.options.get("constraint") == "learned":
+        options |= {"offline-queries": 18_000, "online-queries": 2_000}  # the paper's
         options |= BY_COST_OPTIONS.get(env_id, {})
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes

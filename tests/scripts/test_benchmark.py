@@ -76,7 +76,7 @@ def test_a_run_comes_after_the_one_whose_episodes_it_learns_from(benchmark, pres
 def test_a_run_that_two_tables_need_is_made_once(benchmark):
     both = [job.name for job in jobs(benchmark, "results", "navigation", "w2")]
     assert both == [job.name for job in jobs(benchmark, "results")]
-    assert len(both) == 6 * 4
+    assert len(both) == 6 * 6
 
 
 def test_a_uniform_limit_is_the_tasks_own_on_goal_and_another_run_elsewhere(benchmark):

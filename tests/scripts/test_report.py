@@ -83,8 +83,8 @@ def test_a_table_has_the_mean_and_the_sample_deviation_over_seeds_beside_the_pap
     write_run(tmp_path / "runs", GOAL, "rlsf", 0, **{"return": 123.4})
     text = made(report, tmp_path, "results")
     goal = f"{GOAL}, d = 20"
-    assert cells(text, goal, "return", "mean ± sd") == ["–", "12.0 ± 2.00", "123", "–"]
-    assert cells(text, goal, "cost", "mean ± sd") == ["–", "21.0 ± 3.00", "20.0", "–"]
+    assert cells(text, goal, "return", "mean ± sd") == ["–", "12.0 ± 2.00", "123", "–", "–", "–"]
+    assert cells(text, goal, "cost", "mean ± sd") == ["–", "21.0 ± 3.00", "20.0", "–", "–", "–"]
     assert cells(text, goal, "cost", "paper") == [
         "20.70 ± 1.91",
         "18.50 ± 2.03",
