@@ -61,7 +61,7 @@ class Collector:
             rng=self._rng,
             overwrite=args.resume is not None,
         )
-        self._replays: Replays | None = None  # the first flush makes the folder
+        self._replays = Replays(self.writer.path)
 
     def record(
         self,
@@ -77,13 +77,11 @@ class Collector:
         """
         known = None if np.isnan(costs).any() else costs
         finished = self._recorder.record(obs, actions, known, done, discarded=discarded)
-        for trajectory in finished:
-            self.writer.add(trajectory)
-        if done.any():
-            if self._replays is None:
-                self._replays = Replays(self.writer.path)
-            self._replays.add(finished, self._starts.of(np.flatnonzero(done & ~discarded)))
-            self._starts.begin(np.flatnonzero(done))
+        starts = self._starts.of(np.flatnonzero(done & ~discarded))
+        for trajectory, start in zip(finished, starts, strict=True):
+            if self.writer.add(trajectory):
+                self._replays.add([trajectory], [start])
+        self._starts.begin(np.flatnonzero(done))
 
     def restart(self) -> None:
         """Forget the episodes under way: the envs were reset."""
@@ -92,12 +90,12 @@ class Collector:
 
     def close(self) -> None:
         """Finish the dataset."""
+        self._replays.close()
         self.writer.close()
-        if self._replays is not None:
-            self._replays.close()
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; what was recorded is on disk when this returns."""
+        self._replays.sync()  # first: what is in the dataset can be played again
         self.writer.flush()
         return {
             "recorder": self._recorder.state_dict(),

@@ -6,23 +6,30 @@ What is not noted, or goes another way when it is played again, is shown as curv
 
 from __future__ import annotations
 
-import sqlite3
+import os
+import struct
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from pbcrl import Trajectory, finished_trajectories
+from pbcrl.dataset import REPLAYS
 from pbcrl.label.replay import Replay
 from pbcrl.label_log import trajectory_digest
 from pbcrl.recorder import discarded_envs
+from pbcrl.storage import unwritable, write_all
 from pbcrl_envs.batched import BatchedEnv
 
-REPLAYS = "replays.sqlite"
-"""Their file, beside the episodes."""
+_RECORD = struct.Struct("<16sII")  # digest of a trajectory, bytes and crc32 of its replay
+_MAX_BYTES = 1 << 28  # of a replay
 
 
 class NoteStart(gym.Wrapper[Any, Any, Any, Any]):
@@ -44,48 +51,57 @@ class NoteStart(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Replays:
-    """Replays on disk, by the digest of their trajectory.
+    """Replays in a file, by the digest of their trajectory.
 
-    They decide nothing: what a power cut takes of them is shown as curves.
+    Records are only added, each with a checksum, and what a kill or a power cut leaves of the last
+    ones is dropped: replays decide nothing, and those that are lost are shown as curves. Those of
+    trajectories that are not there any more are never looked up.
 
     Args:
-        folder: Of `replays.sqlite`; must exist.
+        folder: Of the file; must exist.
+
+    Raises:
+        StorageError: If the file cannot be written.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        path = Path(folder) / REPLAYS
-        self._known: list[sqlite3.Connection] = []
+        self._path = Path(folder) / REPLAYS
+        self._places: dict[bytes, tuple[FileIO, int, int]] = {}  # file, first byte, bytes
+        self._files = ExitStack()
+        self.close = finalize(self, self._files.close)
+        """Close the files; a second call does nothing."""
         try:
-            self._db = self._open(path)
-        except sqlite3.DatabaseError:  # damaged by a power cut
-            path.unlink()
-            self._db = self._open(path)
-
-    def _open(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None)
-        db.execute("PRAGMA synchronous = OFF")
-        db.execute("CREATE TABLE IF NOT EXISTS replays (digest TEXT PRIMARY KEY, replay BLOB)")
-        self._known.append(db)
-        return db
+            self._file = self._files.enter_context(FileIO(self._path, "a+b"))
+            self._file.truncate(self._read(self._file))
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
     def include(self, folder: str | Path) -> bool:
         """Look into those of a dataset, too, without writing there; return whether it has any."""
-        path = (Path(folder) / REPLAYS).resolve()
-        if path.exists():
-            self._known.append(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True))
-        return path.exists()
+        try:
+            file = self._files.enter_context(FileIO(Path(folder) / REPLAYS, "rb"))
+        except OSError:
+            return False
+        return self._read(file) > 0
 
     def add(self, trajectories: Sequence[Trajectory], replays: Sequence[Replay | None]) -> None:
-        """Note how trajectories can be played again."""
-        rows = [
-            (trajectory_digest(trajectory), replay.to_bytes())
-            for trajectory, replay in zip(trajectories, replays, strict=True)
-            if replay is not None
-        ]
-        if rows:
-            self._db.execute("BEGIN")
-            self._db.executemany("INSERT OR REPLACE INTO replays VALUES (?, ?)", rows)
-            self._db.execute("COMMIT")
+        """Note how trajectories can be played again.
+
+        Raises:
+            StorageError: If that cannot be written.
+        """
+        for trajectory, replay in zip(trajectories, replays, strict=True):
+            digest = bytes.fromhex(trajectory_digest(trajectory))
+            if replay is None or digest in self._places:
+                continue
+            data = replay.to_bytes()
+            try:
+                start = self._file.seek(0, os.SEEK_END) + _RECORD.size
+                head = _RECORD.pack(digest, len(data), zlib.crc32(digest + data))
+                write_all(self._file, head + data)
+            except OSError as error:
+                raise unwritable(self._path, error) from error
+            self._places[digest] = self._file, start, len(data)
 
     def add_segments(
         self, segments: Sequence[Trajectory], wholes: Sequence[Trajectory], length: int
@@ -104,24 +120,33 @@ class Replays:
 
     def of(self, trajectory: Trajectory) -> Replay | None:
         """How a trajectory can be played again, if that is known."""
-        digest = (trajectory_digest(trajectory),)
-        for db in self._known:
-            try:
-                found = db.execute("SELECT replay FROM replays WHERE digest = ?", digest).fetchone()
-            except sqlite3.DatabaseError:
-                continue
-            if found:
-                return Replay.from_bytes(found[0])
-        return None
+        place = self._places.get(bytes.fromhex(trajectory_digest(trajectory)))
+        if place is None:
+            return None
+        file, start, size = place
+        file.seek(start)
+        return Replay.from_bytes(file.read(size))
 
-    def close(self) -> None:
-        """Close the files."""
-        for db in self._known:
-            db.close()
+    def sync(self) -> None:
+        """Put on disk what was added, so that a power cut does not take it."""
+        os.fsync(self._file.fileno())
+
+    def _read(self, file: FileIO) -> int:
+        """Find the records of a file; return where the last whole one ends."""
+        start = file.seek(0)
+        while len(head := file.read(_RECORD.size)) == _RECORD.size:
+            digest, size, crc32 = _RECORD.unpack(head)
+            data = file.read(size) if size <= _MAX_BYTES else b""
+            if len(data) != size or zlib.crc32(digest + data) != crc32:
+                break
+            start += _RECORD.size
+            self._places.setdefault(digest, (file, start, size))
+            start += size
+        return start
 
 
 class Starts:
-    """Where the episodes under way began.
+    """Where the episodes under way began, of envs that can be drawn.
 
     Args:
         envs: Of `make_envs`, maybe wrapped.
@@ -132,6 +157,7 @@ class Starts:
         self._envs = envs.unwrapped
         self._env_id = _importable(env_id)
         self._starts: list[Replay | None] = [None] * envs.num_envs
+        self._drawable = "rgb_array" in (self._envs.metadata.get("render_modes") or [])
 
     def of(self, ids: np.ndarray) -> list[Replay | None]:
         """Where the episodes of some envs began, that have just ended."""
@@ -139,6 +165,8 @@ class Starts:
 
     def begin(self, ids: np.ndarray) -> None:
         """Note where the episodes begin that have just begun in some envs."""
+        if not self._drawable:
+            return
         if isinstance(self._envs, BatchedEnv):
             state = self._envs.state_dict(ids)
             for row, i in enumerate(ids.tolist()):
@@ -193,6 +221,7 @@ class ReplayRecorder(VectorWrapper[Any, Any, Any, Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """That of the envs, and where their episodes began."""
+        self._replays.sync()
         return {"envs": self._inner.state_dict(), "begun": self._begun.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
