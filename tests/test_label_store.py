@@ -243,8 +243,15 @@ def test_answers_are_exported_with_name_and_time(tmp_path):
         export(store, tmp_path / "labels.xlsx")
 
 
+def test_without_pyarrow_the_export_names_the_extra_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'pbcrl\[parquet\]', or export to \.csv"):
+        export(labelled(tmp_path), tmp_path / "labels.parquet")
+    assert not (tmp_path / "labels.parquet").exists()
+
+
 def test_answers_are_exported_as_parquet(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
     store = labelled(tmp_path)
     assert export(store, tmp_path / "labels.parquet") == 8
     found = parquet.read_table(tmp_path / "labels.parquet").to_pylist()

@@ -60,10 +60,12 @@ def table(store: LabelStore) -> list[dict[str, Any]]:
 
 
 def export(store: LabelStore, path: Path) -> int:
-    """Write the table to a .csv or .parquet file (the latter needs pyarrow); return its rows.
+    """Write the table to a .csv or .parquet file; return its rows.
+
+    The latter needs the extra `parquet`.
 
     Raises:
-        ValueError: If the file's ending is another one, or pyarrow is missing.
+        ValueError: If the file's ending is another one, or the extra is missing.
         StorageError: If it cannot be written.
     """
     rows = table(store)
@@ -154,12 +156,12 @@ def _no_formula(value: Any) -> Any:
 
 def _parquet(rows: list[dict[str, Any]]) -> bytes:
     try:
-        import pyarrow  # type: ignore[import-not-found,unused-ignore]
-        import pyarrow.parquet  # type: ignore[import-not-found,unused-ignore]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise ValueError(
-            f"parquet files are written by pyarrow, which is missing ({error}); pip install "
-            "pyarrow, or export to .csv"
+            f"parquet files are written by pyarrow, which is missing ({error}); "
+            "pip install 'pbcrl[parquet]', or export to .csv"
         ) from error
     kinds = {"preference", "first_safe", "second_safe", "seconds"}
     schema = pyarrow.schema(
