@@ -38,7 +38,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries driving pictures env parity-env omnisafe-env clean
+.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -92,6 +92,9 @@ toy: env
 
 queries: env
 	$(BIN)/python tests/benchmarks/bench_queries.py $(ARGS)
+
+people: env
+	$(BIN)/python tests/benchmarks/bench_people.py $(ARGS)
 
 driving: env
 	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)
