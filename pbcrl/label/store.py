@@ -10,39 +10,26 @@ training is `combined`'s to say; who may ask how much is `FolderOracle`'s.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
 import re
 import sqlite3
-import threading
 import time
 import uuid
-import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, final
-from weakref import finalize
 
-import numpy as np
-
-from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
-from pbcrl.label_log import label_from_json, label_to_json, lock, query_digest, trajectory_digest
-from pbcrl.storage import (
-    corrupt,
-    make_folder,
-    open_regular,
-    read_bytes,
-    remove_leftovers,
-    sync_folder,
-    unreadable,
-    unwritable,
-)
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.errors import LabelError, StorageError
+from pbcrl.label import former
+from pbcrl.label.arrays import from_npz, to_npz
+from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
+from pbcrl.label_log import label_to_json, lock, trajectory_digest
+from pbcrl.storage import corrupt, make_folder, sync_folder, unwritable
+from pbcrl.trajectory import Label, Trajectory
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
@@ -53,9 +40,7 @@ TAKEN_OVER = "unknown"
 Kind = Literal["pair", "batch"]
 
 _APPLICATION, _VERSION = 0x7062636C, 1  # "pbcl"
-_MAX_BYTES = 1 << 28  # of a trajectory's arrays: 256 MiB, however small the file
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
-_OLD_ANSWERS, _OLD_NAME = "answers.jsonl", re.compile(r"\d{6,}-([0-9a-f]{32})")
 _TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 _SCHEMA = """
@@ -193,71 +178,49 @@ class LabelStore:
     def __init__(self, folder: str | os.PathLike[str], *, create: bool = False) -> None:
         self.folder = Path(folder)
         self.path = self.folder / STORE
-        self._threads = threading.RLock()
-        has_old = self.folder.is_dir() and _has_old_files(self.folder)
-        if not (self.path.exists() or self.path.is_symlink() or create or has_old):
+        is_there = self.path.exists() or self.path.is_symlink()
+        has_former = (self.folder / former.ANSWERS).exists() or (
+            not is_there and former.has_queries(self.folder)
+        )
+        if not (is_there or create or has_former):
             raise StorageError(
                 f"a label folder holds {STORE}, but {self.folder} has none; name the folder of a "
                 "FolderOracle, or of --label-folder"
             )
         try:
             make_folder(self.folder)
-            if self.path.exists() or self.path.is_symlink():
-                _check_file(self.path)
+            if is_there:
+                check_head(self.path)
             # A lock, since two processes may open a new folder at once.
             with open(self.folder / ".store.lock", "ab") as opening:
-                _wait_for(opening)
-                self._open(has_old)
+                wait_for_lock(opening)
+                self._open()
         except OSError as error:
             raise unwritable(self.path, error) from error
 
-    def _open(self, has_old: bool) -> None:
+    def _open(self) -> None:
         is_new = not self.path.exists()
-        if is_new:
-            self._make(has_old)
-        self._connect(self.path)
+        if is_new:  # a folder is taken over whole or not at all
+            make_database(
+                self.path, _SCHEMA, application=_APPLICATION, version=_VERSION, fill=self._take_over
+            )
+        self._use(Database(self.path))
         try:
-            with self._named_errors():
-                self._check()
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = FULL")
-            if has_old and not is_new:
+            self._db.check(application=_APPLICATION, version=_VERSION)
+            self._check_rows()
+            self._db.sync_fully()
+            if not is_new:
                 self._check_former_answers()
-            answers = self.folder / _OLD_ANSWERS
-            if answers.exists():
-                os.replace(answers, answers.with_name(f"{_OLD_ANSWERS}.taken-over"))
+            former.set_aside(self.folder)
             sync_folder(self.folder)
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, path: Path) -> None:
-        self._db = sqlite3.connect(
-            path, timeout=30.0, isolation_level=None, check_same_thread=False
-        )
-        self.close = finalize(self, self._db.close)
+    def _use(self, database: Database) -> None:
+        self._db = database
+        self.close = database.close
         """Close the file; a second call does nothing."""
-        self._db.execute("PRAGMA foreign_keys = ON")
-
-    def _make(self, has_old: bool) -> None:
-        """Make the store under another name first: an empty one is then always a damaged one."""
-        remove_leftovers(self.folder)
-        partial = self.path.with_name(f"{STORE}.{os.getpid()}.partial")
-        self._connect(partial)
-        try:
-            with self._transaction() as db:  # a folder is taken over whole or not at all
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-                db.execute(f"PRAGMA application_id = {_APPLICATION}")
-                db.execute(f"PRAGMA user_version = {_VERSION}")
-                if has_old:
-                    self._take_over()
-            self.close()
-            os.replace(partial, self.path)
-        finally:
-            self.close()
-            partial.unlink(missing_ok=True)
-        sync_folder(self.folder)
 
     # -- Questions ---------------------------------------------------------------------------------
 
@@ -286,9 +249,9 @@ class LabelStore:
             digests = [trajectory_digest(one) for one in members]
             for digest, one in zip(digests, members, strict=True):
                 if digest not in new and not self._has_trajectory(digest):
-                    new[digest] = _to_npz(one)
+                    new[digest] = to_npz(one)
             rows.append((question_digest(kind, members), kind, json.dumps(digests)))
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             for digest, arrays in new.items():
                 db.execute(
                     "INSERT OR IGNORE INTO trajectories VALUES (?, ?, NULL)", (digest, arrays)
@@ -315,7 +278,7 @@ class LabelStore:
 
     def questions(self) -> list[Question]:
         """All of them, in the order of asking."""
-        rows = self._rows("SELECT id, kind, digest, members, wanted FROM queries ORDER BY id")
+        rows = self._db.rows("SELECT id, kind, digest, members, wanted FROM queries ORDER BY id")
         return [_question(row) for row in rows]
 
     def question(self, number: int) -> Question:
@@ -324,7 +287,7 @@ class LabelStore:
         Raises:
             LabelError: If there is none of this number.
         """
-        rows = self._rows(
+        rows = self._db.rows(
             "SELECT id, kind, digest, members, wanted FROM queries WHERE id = ?", (number,)
         )
         if not rows:
@@ -336,7 +299,7 @@ class LabelStore:
 
     def asked(self, run: str) -> list[Question]:
         """What a run has asked so far, in this process or an earlier one."""
-        rows = self._rows(
+        rows = self._db.rows(
             "SELECT id, kind, digest, members, wanted FROM queries JOIN asked ON query = id "
             "WHERE run = ? ORDER BY id",
             (run,),
@@ -349,12 +312,12 @@ class LabelStore:
         Raises:
             CorruptFileError: If it is missing or damaged.
         """
-        rows = self._rows("SELECT arrays FROM trajectories WHERE digest = ?", (digest,))
+        rows = self._db.rows("SELECT arrays FROM trajectories WHERE digest = ?", (digest,))
         where = f"trajectory {digest}"
         if not rows:
             raise corrupt(self.path, f"{where} is missing")
         try:
-            found = _from_npz(rows[0][0], ("obs", "actions"))
+            found = from_npz(rows[0][0])
         except Exception as error:  # the bytes may be anything, and so may NumPy's complaints
             raise corrupt(self.path, f"{where} is damaged ({error!r})") from error
         if trajectory_digest(found) != digest:
@@ -363,7 +326,7 @@ class LabelStore:
 
     def replay(self, digest: str) -> bytes | None:
         """How to draw a trajectory, if somebody said so: for `Replay.from_bytes`."""
-        rows = self._rows("SELECT replay FROM trajectories WHERE digest = ?", (digest,))
+        rows = self._db.rows("SELECT replay FROM trajectories WHERE digest = ?", (digest,))
         found: bytes | None = rows[0][0] if rows else None
         return found
 
@@ -429,7 +392,7 @@ class LabelStore:
         What it had replaced stands again. Sent again with the same token, it does nothing more.
         """
         annotator, token = checked_name(annotator), _checked_token(token)
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             for (number,) in db.execute("SELECT query FROM events WHERE token = ?", (token,)):
                 return int(number)
             newest = db.execute(
@@ -444,7 +407,7 @@ class LabelStore:
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
         """What stands, newest last, of one person or of all."""
-        rows = self._rows(
+        rows = self._db.rows(
             "SELECT id, query, annotator, kind, preference, first_safe, second_safe, seconds, time "
             "FROM current WHERE ? IS NULL OR annotator = ? ORDER BY id",
             (annotator, annotator),
@@ -461,13 +424,13 @@ class LabelStore:
         for event in self.events():
             if event.kind == "answer":
                 given.setdefault(event.query, []).append(event.label)
-        wanted = dict(self._rows("SELECT id, wanted FROM queries"))
+        wanted = dict(self._db.rows("SELECT id, wanted FROM queries"))
         return {n: combined(labels) for n, labels in given.items() if len(labels) >= wanted[n]}
 
     @property
     def num_events(self) -> int:
         """How many events were ever added; if it has not changed, neither have the labels."""
-        ((count,),) = self._rows("SELECT coalesce(max(id), 0) FROM events")
+        ((count,),) = self._db.rows("SELECT coalesce(max(id), 0) FROM events")
         return int(count)
 
     # -- Whose turn it is --------------------------------------------------------------------------
@@ -484,7 +447,7 @@ class LabelStore:
         """
         annotator, now = checked_name(annotator), time.time()
         mine = (annotator, tab)
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             db.execute("DELETE FROM claims WHERE time < ?", (now - _CLAIM_SECONDS,))
             rows = db.execute(_OPEN_FOR, {"annotator": annotator, "tab": tab}).fetchall()
             if not rows:
@@ -503,18 +466,18 @@ class LabelStore:
     def claim(self, number: int, annotator: str, *, tab: str = "") -> None:
         """Keep a question for a person who has turned back to it, in place of the present one."""
         mine = (checked_name(annotator), tab)
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
             db.execute("INSERT INTO claims VALUES (?, ?, ?, ?)", (number, *mine, time.time()))
 
     def open_for(self, annotator: str, *, tab: str = "") -> list[Question]:
         """All questions that a person may be asked now, in the order in which they would come."""
-        rows = self._rows(_OPEN_FOR, {"annotator": checked_name(annotator), "tab": tab})
+        rows = self._db.rows(_OPEN_FOR, {"annotator": checked_name(annotator), "tab": tab})
         return [_question(row) for row in rows]
 
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
-        ((count,),) = self._rows(
+        ((count,),) = self._db.rows(
             "SELECT count(*) FROM queries LEFT JOIN (SELECT query, count(*) AS number FROM current "
             "WHERE kind = 'answer' GROUP BY query) ON query = id WHERE wanted > coalesce(number, 0)"
         )
@@ -535,7 +498,7 @@ class LabelStore:
         annotator, token = checked_name(annotator), _checked_token(token)
         if seconds is not None and not 0 <= seconds < 1e7:
             raise ValueError(f"an answer takes between 0 and 1e7 seconds, got {seconds}")
-        with self._transaction() as db:
+        with self._db.transaction() as db:
             for (event,) in db.execute("SELECT id FROM events WHERE token = ?", (token,)):
                 return int(event)  # sent again, since the acknowledgement was lost
             newest = db.execute(
@@ -551,102 +514,43 @@ class LabelStore:
             return event
 
     def _has_trajectory(self, digest: str) -> bool:
-        return bool(self._rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
+        return bool(self._db.rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
 
-    def _rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
-        with self._threads, self._named_errors():
-            return self._db.execute(sql, values).fetchall()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing; on disk when the block is left."""
-        with self._threads, self._named_errors():
-            if self._db.in_transaction:  # part of a larger one
-                yield self._db
-                return
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
+    def _check_rows(self) -> None:
+        """SQLite sees what is no database, but not that a number in it is another one."""
         try:
-            yield
-        except sqlite3.ProgrammingError as error:
-            raise StorageError(
-                f"{self.path} must be open, but: {error}; open the store again"
-            ) from error
-        except sqlite3.OperationalError as error:
-            raise unwritable(self.path, OSError(str(error))) from error
-        except sqlite3.DatabaseError as error:
-            raise corrupt(self.path, str(error)) from error
-
-    def _version(self) -> int:
-        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
-
-    def _check(self) -> None:
-        """Refuse what is no store, another version's, or damaged."""
-        application = int(self._db.execute("PRAGMA application_id").fetchone()[0])
-        if application != _APPLICATION:
-            raise corrupt(self.path, f"its application id is {application:#x}")
-        if self._version() != _VERSION:
-            raise FormatVersionError(
-                f"this pbcrl reads version {_VERSION} of label stores, but {self.path} has version "
-                f"{self._version()}; use the pbcrl that wrote it"
-            )
-        try:
-            ((found,), *_) = self._db.execute("PRAGMA quick_check(1)")
-            if found != "ok":
-                raise ValueError(found)
-            # SQLite sees what is no database, but not that a number in it is another one.
-            for event in self._db.execute(f"SELECT {_EVENT}, crc32 FROM events"):
+            for event in self._db.rows(f"SELECT {_EVENT}, crc32 FROM events"):
                 if _crc32(event[:-1]) != event[-1]:
                     raise ValueError(f"the event {event[0]} does not match its crc32")
-            for row in self._db.execute("SELECT id, kind, digest, members, wanted FROM queries"):
-                question = _question(row)
+            for question in self.questions():
                 if _digest(question.kind, question.members) != question.digest:
-                    raise ValueError(f"question {row[0]} is not what its digest says")
-        except sqlite3.Error:
+                    raise ValueError(f"question {question.id} is not what its digest says")
+        except StorageError:
             raise
         except Exception as error:  # a damaged row may hold anything
             raise corrupt(self.path, str(error)) from error
 
+    def _take_over(self, database: Database) -> None:
+        """Add what the former format left to a new store."""
+        self._use(database)
+        queries = former.read_folder(self.folder)
+        numbers = self.ask([("pair", (query.first, query.second)) for query, _ in queries])
+        for number, (_, label) in zip(numbers, queries, strict=True):
+            if label is not None:  # whatever it says: a contradiction was an answer, then
+                self._add(number, TAKEN_OVER, "answer", _row(label), None, None, None)
+
     def _check_former_answers(self) -> None:
         """Refuse answers in the former format that came after the folder was taken over."""
-        path = self.folder / _OLD_ANSWERS
         events = self.events(annotator=TAKEN_OVER)
         known = {f"{event.query:06d}": label_to_json(event.label) for event in events}
-        for name, label in _old_answers(path).items():
+        for name, label in former.read_answers(self.folder).items():
             if label_to_json(label) != known.get(name[:6]):
+                path = self.folder / former.ANSWERS
                 raise StorageError(
                     f"answers are kept in {self.path}, but {path} answers {name!r} and is not read "
                     f"any more; answer on the page (python -m pbcrl.label {self.folder}) and "
                     f"remove {path}"
                 )
-
-    def _take_over(self) -> None:
-        """Add what the former format left: queries as NAME.npz, answers as lines of a file."""
-        path = self.folder / _OLD_ANSWERS
-        answers = _old_answers(path)
-        old = sorted(p for p in self.folder.glob("*.npz") if _OLD_NAME.fullmatch(p.stem))
-        if unknown := answers.keys() - {one.stem for one in old}:
-            raise CorruptFileError(
-                f"an answer names a query of its folder, but {path} answers "
-                f"{', '.join(map(repr, sorted(unknown)))}, which {self.folder} does not hold; "
-                "correct the name, or restore the query's file"
-            )
-        queries = [_old_query(one) for one in old]
-        numbers = self.ask([("pair", (one.first, one.second)) for one in queries])
-        for one, number in zip(old, numbers, strict=True):
-            if one.stem in answers:
-                # Whatever it says: a contradiction was an answer, then.
-                row = _row(answers[one.stem])
-                self._add(number, TAKEN_OVER, "answer", row, None, None, None)
 
 
 _OPEN_FOR = """
@@ -733,38 +637,6 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
             raise
 
 
-def _check_file(path: Path) -> None:
-    """Refuse what is no file, or a sparse one of a terabyte, which SQLite would read to its end.
-
-    A database's head says how many pages it has; a checkpoint that was cut off may have added what
-    was in the log.
-    """
-    try:
-        with open_regular(path) as file:
-            head = file.read(100)
-            file_bytes = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise unreadable(path, error) from error
-    page_bytes = int.from_bytes(head[16:18], "big")
-    page_bytes = 65_536 if page_bytes == 1 else page_bytes
-    num_pages = int.from_bytes(head[28:32], "big")
-    log = path.with_name(f"{path.name}-wal")
-    most = page_bytes * num_pages + (log.stat().st_size if log.exists() else 0)
-    if not head.startswith(b"SQLite format 3\0") or file_bytes > most:
-        raise corrupt(path, f"it is no SQLite database of its {file_bytes} bytes")
-
-
-def _wait_for(file: IO[bytes]) -> None:
-    """Take the lock of a file as soon as it is free; it is held for moments only."""
-    for _ in range(600):
-        try:
-            return lock(file, "")
-        except StorageError:
-            time.sleep(0.05)
-    lock(file, f"{file.name} has been locked for 30 s; end the process that holds it")
-    return None
-
-
 def _row(label: Label) -> tuple[float | None, ...]:
     values = (label.preference, label.first_safe, label.second_safe)
     return tuple(None if math.isnan(value) else float(value) for value in values)
@@ -781,77 +653,3 @@ def _checked_token(token: str | None) -> str:
     if not _TOKEN.fullmatch(token):
         raise ValueError(f"a token has 1 to 64 letters, digits, - and _, got {token[:80]!r}")
     return token
-
-
-def _to_npz(trajectory: Trajectory) -> bytes:
-    file = io.BytesIO()
-    np.savez_compressed(file, obs=trajectory.obs, actions=trajectory.actions)
-    return file.getvalue()
-
-
-def _from_npz(data: bytes, names: tuple[str, str]) -> Trajectory:
-    """A trajectory of an archive; sizes are checked before anything is allocated for them."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if sum(info.file_size for info in archive.infolist()) > _MAX_BYTES:
-            raise ValueError(f"its arrays have more than the {_MAX_BYTES} bytes they may have")
-        for info in archive.infolist():
-            with archive.open(info) as file:
-                np.lib.format.read_magic(file)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            if math.prod(shape) * dtype.itemsize > info.file_size:
-                raise ValueError(f"{info.filename} claims the shape {shape}")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return Trajectory(arrays[names[0]], arrays[names[1]])
-
-
-# -- The former format -----------------------------------------------------------------------------
-
-
-def _has_old_files(folder: Path) -> bool:
-    """Whether a folder of the former format was not taken over, or somebody adds to it still."""
-    if (folder / _OLD_ANSWERS).exists():
-        return True
-    if (folder / STORE).exists():
-        return False
-    return any(_OLD_NAME.fullmatch(path.stem) for path in folder.glob("*.npz"))
-
-
-def _old_query(path: Path) -> Query:
-    try:
-        data = read_bytes(path)
-        first, second = (
-            _from_npz(data, (f"{which}_obs", f"{which}_actions")) for which in ("first", "second")
-        )
-        query = Query(first, second)
-    except StorageError:
-        raise
-    except Exception as error:  # the bytes may be anything
-        raise corrupt(path, f"it is no query ({error!r})") from error
-    if query_digest(query) != path.stem.partition("-")[2]:
-        raise corrupt(path, "it is not the query that its name says")
-    return query
-
-
-def _old_answers(path: Path) -> dict[str, Label]:
-    """The answers of a former folder, by the query's name; the last one holds."""
-    answers: dict[str, Label] = {}
-    if not path.exists():
-        return answers
-    for number, line in enumerate(read_bytes(path).split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            names = ("preference", "first_safe", "second_safe")
-            values = {name: entry.pop(name, None) for name in names}
-            name = entry.pop("query")
-            if entry or not isinstance(name, str):
-                raise ValueError(f"unknown keys {list(entry)}")
-            answers[name] = label_from_json(values)
-        except Exception as error:  # a person may have written anything
-            raise CorruptFileError(
-                f"an answer is a line like {{'query': NAME, 'preference': 1, 'first_safe': 1, "
-                f"'second_safe': 0}}, but line {number} of {path} is not ({error!r}); fix it, and "
-                "the folder will be taken over"
-            ) from error
-    return answers
