@@ -744,15 +744,14 @@ def train(args: Args) -> Path:
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
                 if args.constraint == "accept":
-                    accepted = feedback.accept(args.accept_batch, due=due)
+                    feedback.ask_batch(args.accept_batch, due=due)
                 if feedback.ask(due, model=cost_model) and not trainer.steps:
                     cost_model.fit_input_scale(train_pairs.trajectories)  # no offline stage did
                 if isinstance(oracle, FolderOracle):
                     oracle.wait(args.label_wait)
                 newest = feedback.collect()
                 if args.constraint == "accept":
-                    late = feedback.take_accepted()  # people's answers come by `collect`
-                    accepted = late if accepted is None else accepted
+                    accepted = feedback.accepted()
                     if accepted is not None:
                         rejected = float(not accepted)
                     elif iteration % args.finetune_interval == 0:  # the last round may be short

@@ -3,8 +3,8 @@
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
 depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
-A fourth call, `accept`, asks whether the newest episodes are within the limit on average, and
-`judge` the same of any.
+`ask_batch` asks whether the newest episodes are within the limit on average; `accepted` tells the
+answer once `collect` has it. `judge` asks the same of any episodes, and waits.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class FeedbackLoop:
         self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
         self._queries_asked = 0
         self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
-        self._open_batches: set[int] = set()  # the oracle's numbers
-        self._accepted: bool | None = None  # what people said of a batch since `take_accepted`
+        self._open_batch: int | None = None  # the oracle's number
+        self._accepted: bool | None = None  # the answer about a batch, until `accepted` tells it
         self._answers: dict[int, Label] = {}  # collected, but not logged yet
         self._warned_of_budget = False
 
@@ -92,7 +92,7 @@ class FeedbackLoop:
     @property
     def num_open(self) -> int:
         """Online queries that have no answer yet; a batch counts as one."""
-        return len(self._open) + len(self._open_batches)
+        return len(self._open) + (self._open_batch is not None)
 
     @property
     def queries_used(self) -> int:
@@ -168,53 +168,45 @@ class FeedbackLoop:
         self._fresh += finished
         self._num_unjudged += len(finished)
 
-    def accept(self, batch: int, *, due: int) -> bool | None:
-        """Ask whether the newest episodes are within the limit on average.
+    def ask_batch(self, batch: int, *, due: int) -> int:
+        """Ask whether the newest episodes are within the limit on average; `accepted` tells.
 
-        An oracle with a store, people that is, needs time: this does not wait, the answer comes by
-        a later `collect` and then `take_accepted`, and until then no other batch is shown. Any
-        other oracle answers at once. No episode is judged twice, but it may be compared by the next
-        `ask` as well, which comes after this: `ask` forgets the others. The answer is logged as a
-        label whose `first_safe` alone is given.
+        The answer comes by `collect`, from people maybe rounds later; until then no other batch is
+        shown. No episode is judged twice, but it may be compared by the next `ask` as well, which
+        comes after this: `ask` forgets the others.
 
         Args:
             batch: How many episodes to show, at least 1.
             due: As of `ask`. The batch is shown if all its queries are due.
 
         Returns:
-            The answer. None if there is none: fewer episodes are new, fewer queries are due, the
-            oracle has no answer, or not yet, or its budget ends.
+            How many queries it counts as; 0 if it was not shown: an earlier one is unanswered,
+            fewer episodes are new, fewer queries are due, or the oracle's budget ends.
 
         Raises:
-            MismatchError: If an answer in the log is not the one that the oracle gives now.
-            StorageError: If the answer cannot be logged; it is not used then.
+            StorageError: If the oracle cannot keep the question.
             UnsupportedError: If the oracle is not asked about batches.
             ValueError: If `batch` is 0.
         """
         if _checked_count("batch", batch) < 1:
             raise ValueError(f"a batch shows at least 1 episode, got {batch}")
-        missing = _checked_count("due", due) - self._queries_asked
-        if self._num_unjudged < batch or missing < num_queries(batch):
-            return None
-        if self._open_batches:
-            return None
-        accepted = None
+        missing, count = _checked_count("due", due) - self._queries_asked, num_queries(batch)
+        if self._open_batch is not None or self._num_unjudged < batch or missing < count:
+            return 0
         try:
-            if self.oracle.has_store:
-                self._open_batches.add(self.oracle.submit_batch(self._fresh[-batch:]))
-            else:
-                accepted = self.judge(self._fresh[-batch:])
+            self._open_batch = self.oracle.submit_batch(self._fresh[-batch:])
         except BudgetError as error:
             self._warn_of_budget(due, error)
-            return None
-        self._queries_asked += num_queries(batch)
+            return 0
+        self._queries_asked += count
         self._num_unjudged = 0
-        return accepted
+        return count
 
-    def take_accepted(self) -> bool | None:
-        """Return what was answered about a batch of `accept` since the last call, if anything.
+    def accepted(self) -> bool | None:
+        """Tell the answer about a batch of `ask_batch`, once, after `collect` has got it.
 
-        The answer came by `collect`, maybe late: its episodes are then those of an older policy.
+        None if there is none, or the oracle had none. It may be late: of an older policy's
+        episodes.
         """
         accepted, self._accepted = self._accepted, None
         return accepted
@@ -274,6 +266,8 @@ class FeedbackLoop:
     def collect(self) -> NDArray[np.int64]:
         """Put the answers that have come into the buffer; never waits.
 
+        One about a batch is logged as a label whose `first_safe` alone is given: see `accepted`.
+
         Returns:
             Positions of the newly labelled pairs in the buffer, int64 (B,); empty if none came.
 
@@ -283,13 +277,12 @@ class FeedbackLoop:
             StorageError: If the labels cannot be logged; the next call tries again.
         """
         self._answers |= self.oracle.collect()
-        for number in self._open_batches & self._answers.keys():
-            answer = self._answers[number]
+        if self._open_batch in self._answers:
+            answer = self._answers[self._open_batch]
             self._log_labels([answer])
-            if not math.isnan(answer.first_safe):
-                self._accepted = bool(answer.first_safe)
-            self._open_batches.remove(number)
-            del self._answers[number]
+            self._accepted = None if math.isnan(answer.first_safe) else bool(answer.first_safe)
+            del self._answers[self._open_batch]
+            self._open_batch = None
         if unknown := [number for number in self._answers if number not in self._open]:
             raise LabelError(
                 "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
@@ -351,7 +344,8 @@ class FeedbackLoop:
             "queries_asked": self._queries_asked,
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
-            "open_batches": sorted(self._open_batches),
+            "open_batch": self._open_batch,
+            "accepted": self._accepted,
             "oracle": self.oracle.state_dict(),
         }
 
@@ -394,8 +388,8 @@ class FeedbackLoop:
         if self.oracle.has_store:  # it knows these queries, but by other numbers
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
-        self._open_batches = set(state.get("open_batches", []))
-        self._accepted = None
+        # Older states were taken when no batch waited.
+        self._open_batch, self._accepted = state.get("open_batch"), state.get("accepted")
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""

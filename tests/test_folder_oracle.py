@@ -169,14 +169,14 @@ def test_a_training_loop_goes_on_while_people_judge_a_batch_and_shows_no_second_
 
     loop = begin()
     loop.add(batch(1, 2, 3, 4))
-    assert loop.accept(4, due=4) is None
+    assert loop.ask_batch(4, due=4) == 2
     assert (loop.queries_asked, loop.num_open) == (2, 1)
     loop.add(batch(5, 6, 7, 8))
-    assert loop.accept(4, due=8) is None
+    assert loop.ask_batch(4, due=8) == 0
     assert loop.queries_asked == 2
     assert loop.ask(4) == 2  # pairs
     assert len(loop.collect()) == 0
-    assert loop.take_accepted() is None
+    assert loop.accepted() is None
     state = loop.state_dict()
     loop.close()
     loop.oracle.close()
@@ -186,8 +186,8 @@ def test_a_training_loop_goes_on_while_people_judge_a_batch_and_shows_no_second_
     answer(tmp_path / "asked", 1, Label(NAN, 0, NAN))
     answer(tmp_path / "asked", 2, Label(1, 1, 1))
     assert len(again.collect()) == 1
-    assert again.take_accepted() is False
-    assert again.take_accepted() is None
+    assert again.accepted() is False
+    assert again.accepted() is None
     assert (again.num_open, again.num_labels) == (1, 2)
 
 
