@@ -1,6 +1,6 @@
 """How episodes can be played again, noted while they are played, so that people can see them.
 
-An episode is known by its contents, so that whatever stores trajectories need not know of this.
+An episode is known by its contents, so that datasets, in whose folder this lies, need not read it.
 What is not noted, or goes another way when it is played again, is shown as curves instead.
 """
 
@@ -95,13 +95,14 @@ class Replays:
             if replay is None or digest in self._places:
                 continue
             data = replay.to_bytes()
+            head = _RECORD.pack(digest, len(data), zlib.crc32(digest + data))
+            end = self._file.seek(0, os.SEEK_END)
             try:
-                start = self._file.seek(0, os.SEEK_END) + _RECORD.size
-                head = _RECORD.pack(digest, len(data), zlib.crc32(digest + data))
                 write_all(self._file, head + data)
             except OSError as error:
+                self._file.truncate(end)  # or what is added later would come after half a record
                 raise unwritable(self._path, error) from error
-            self._places[digest] = self._file, start, len(data)
+            self._places[digest] = self._file, end + len(head), len(data)
 
     def add_segments(
         self, segments: Sequence[Trajectory], wholes: Sequence[Trajectory], length: int

@@ -76,10 +76,15 @@ def test_what_a_kill_or_a_power_cut_leaves_of_the_file_is_whole_records(replays,
     assert path.read_bytes() == whole
 
 
-def test_a_full_disk_is_named(replays, tmp_path):
-    file, _ = noted(replays, tmp_path, 1)
-    with full_disk(1), pytest.raises(StorageError, match=r"replays\.bin must be writable"):
-        file.add([episode(9)], [Replay("Toy-v0", seed=9)])
+def test_a_full_disk_is_named_and_leaves_no_half_record(replays, tmp_path):
+    file, episodes = noted(replays, tmp_path, 1)
+    more = [episode(9)], [Replay("Toy-v0", seed=9)]
+    size = (tmp_path / REPLAYS).stat().st_size
+    with full_disk(size + 50), pytest.raises(StorageError, match=r"replays\.bin must be writable"):
+        file.add(*more)
+    file.add(*more)  # there is space again
+    file.close()
+    assert seeds(replays(tmp_path), [*episodes, *more[0]]) == [0, 9]
 
 
 def test_a_dataset_that_was_cut_off_resumed_copied_and_moved_can_still_be_played_again(
