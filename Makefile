@@ -8,6 +8,7 @@
 # `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
+# `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
 ENV_ID ?= DrivingLaneChange-v0
