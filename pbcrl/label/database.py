@@ -62,7 +62,10 @@ class Database:
                 f"this pbcrl reads version {version} of label stores, but {self.path} has version "
                 f"{found}; use the pbcrl that wrote it"
             )
-        ((text,), *_) = self.rows("PRAGMA quick_check(1)")
+        try:
+            ((text,), *_) = self.rows("PRAGMA quick_check(1)")
+        except UnicodeDecodeError as error:  # it quotes what is damaged
+            raise corrupt(self.path, str(error)) from error
         if text != "ok":
             raise corrupt(self.path, str(text))
 
