@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import subprocess
 import sys
 import warnings
@@ -168,11 +169,17 @@ def evaluate(args: Args) -> None:
     trained = read_args(folder)
     agent, env_id, horizon = load_agent(folder, trained, args.env_id, trusted=args.trust_script)
     given = trained["cost_limit"] if env_id == trained["env_id"] else None
-    limit = resolve_cost_limit(env_id, given if args.cost_limit is None else args.cost_limit)
+    given = given if args.cost_limit is None else args.cost_limit
+    limit = resolve_cost_limit(env_id, given, needed=trained.get("label_folder") is None)
     if args.capture_video > 0:
         check_film(env_id)
     returns, episodes = play(
-        agent, env_id, episodes=args.episodes, seed=args.seed, deterministic=not args.stochastic
+        agent,
+        env_id,
+        episodes=args.episodes,
+        seed=args.seed,
+        deterministic=not args.stochastic,
+        needs_cost=math.isfinite(limit),
     )
     true = true_costs(episodes)
     limited = np.isfinite(limit)

@@ -355,7 +355,7 @@ def train(args: Args) -> Path:
     noise = torch.Generator().manual_seed(env_seed)
     envs = make_envs(args.env_id, args.num_envs)
     low, high = action_bounds(envs)
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    limit = resolve_cost_limit(args.env_id, args.cost_limit)  # PbCRL: people need none
     if args.capture_video > 0:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)
@@ -430,7 +430,9 @@ def train(args: Args) -> Path:
                 done = terminated[t] | truncated[t]
                 discarded = discarded_envs(infos, args.num_envs)
                 true_cost = step_costs(infos, args.num_envs, done)  # true cost
-                costs[t] = true_cost = require_cost(true_cost, args.env_id)  # true cost
+                unless = rewards[t] if math.isinf(limit) else None  # true cost
+                true_cost = require_cost(true_cost, args.env_id, unless=unless)  # true cost
+                costs[t] = np.nan_to_num(true_cost)  # true cost
                 if collector:  # true cost
                     rows = obs[t], executed[t], true_cost, done  # true cost
                     collector.record(*rows, discarded=discarded)  # true cost
@@ -484,7 +486,8 @@ def train(args: Args) -> Path:
             new = episodes.take()
             mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
-            multiplier.update(mean_cost if is_warm else None, limit)
+            has_cost = is_warm and math.isfinite(limit)
+            multiplier.update(mean_cost if has_cost else None, limit)
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {
@@ -506,7 +509,7 @@ def train(args: Args) -> Path:
 
         # -- Evaluation ----------------------------------------------------------------------------
         if collector:  # true cost
-            collector.writer.close()  # first: a run with a summary is finished  # true cost
+            collector.close()  # first: a run with a summary is finished  # true cost
         summary = evaluate(run, agent, args, limit, episodes.ended)  # true cost
         run.finish({**summary, "multiplier": multiplier.value})
     envs.close()

@@ -30,7 +30,8 @@ from common.envs import (
     resolve_cost_limit,
     start_episodes,
 )
-from common.evaluation import Judge, evaluate  # PbCRL
+from common.evaluation import Judge, evaluate, true_costs  # PbCRL
+from common.replays import ReplayRecorder, Replays  # PbCRL
 from common.run import Run
 from common.verdict import LabelWatch  # PbCRL
 from common.video import check_film
@@ -125,8 +126,7 @@ class Args:
     max_unsafe_rate: float = 0.05
     """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate"""
     accept_batch: int = 20
-    """episodes in a batch of --constraint accept, at least 10; two count as one online query. Half
-    of a round's queries show batches, one at least"""
+    """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     dataset: str | None = None
@@ -177,8 +177,14 @@ class Args:
     safety_noise: float = 0.0
     """probability that the simulated oracle flips a safety label"""
     label_folder: str | None = None
-    """folder through which a person answers instead (python -m pbcrl.label FOLDER); a run that is
-    started again asks nothing there a second time"""
+    """folder through which people answer instead (python -m pbcrl.label FOLDER). Neither
+    info['cost'] nor --cost-limit is needed then, and nothing is learned from them. Runs share a
+    folder's answers, one run at a time, and ask nothing there a second time"""
+    label_annotators: int = 1
+    """people who are to answer each question in that folder"""
+    label_wait: float = 0.0
+    """seconds that a labelling round, the last one too, waits for people's answers; what comes
+    later is learned from in a later round; inf waits for all of them"""
     replay_labels: str | None = None
     """labels.jsonl of a run with the same arguments: give its labels again instead of buying new"""
 
@@ -427,10 +433,9 @@ def check_batches(args: Args, flag: str, *, instead: str) -> None:
     Raises:
         ValueError: If so.
     """
-    if args.label_folder is not None or args.replay_labels is not None:
+    if args.replay_labels is not None:
         raise ValueError(
-            f"{flag} shows batches of episodes, which --label-folder and --replay-labels cannot "
-            f"yet; {instead}"
+            f"{flag} shows batches of episodes, which --replay-labels cannot yet; {instead}"
         )
 
 
@@ -487,13 +492,20 @@ def make_multiplier(args: Args) -> Multiplier:
     return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **gains)
 
 
-def make_oracle(args: Args, limit: float) -> Oracle:
-    """Return whoever answers: recorded labels, a person, or the true costs."""
+def make_oracle(args: Args, run: Run, limit: float, replays: Replays | None) -> Oracle:
+    """Return whoever answers: recorded labels, people, or the true costs."""
     if args.replay_labels is not None:
         return replay_oracle(args)
     budget = args.offline_queries + args.online_queries
     if args.label_folder is not None:
-        return FolderOracle(args.label_folder, budget=budget)
+        return FolderOracle(
+            args.label_folder,
+            budget=budget,
+            run=str(run.folder.resolve()),
+            annotators=args.label_annotators,
+            show=None if replays is None else replays.of,
+            say=lambda text: run.say(f"   {text}"),
+        )
     teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
     rng = np.random.default_rng([args.seed, 1])
     return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
@@ -528,8 +540,11 @@ def pretrain(
                     "(--collect-timesteps)"
                 )
             queries -= len(batches) * num_queries(size)
-        num_valid = feedback.label(valid, queries // 10, safety=whole)
-        num_train = feedback.label(train, queries - queries // 10, safety=whole)
+        if isinstance(feedback.oracle, FolderOracle):
+            feedback.oracle.announce(batches)  # so that people find all questions at once
+        num_valid, num_train = feedback.label_all(
+            [(valid, queries // 10), (train, queries - queries // 10)], safety=whole
+        )
         accepted = [feedback.judge(batch) for batch in batches]
         run.say(
             f"   {num_train} + {num_valid} queries over {train.num_compared} + "
@@ -593,7 +608,8 @@ def train(args: Args) -> Path:
     envs = make_envs(args.env_id, args.num_envs)
     check_segment_length(args.segment_length, envs, args.env_id)  # PbCRL
     low, high = action_bounds(envs)
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    by_people = args.label_folder is not None  # PbCRL
+    limit = resolve_cost_limit(args.env_id, args.cost_limit, needed=not by_people)  # PbCRL
     if args.capture_video > 0:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)
@@ -611,7 +627,8 @@ def train(args: Args) -> Path:
     with Run(args, script=__file__) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")  # PbCRL
         # -- Method --------------------------------------------------------------------------------
-        oracle = make_oracle(args, limit)
+        replays = Replays(run.folder) if by_people else None
+        oracle = make_oracle(args, run, limit, replays)
         cost_model = CostModel.for_env(
             envs, hidden_sizes=args.cost_hidden_sizes, output=args.cost_output
         )
@@ -625,13 +642,19 @@ def train(args: Args) -> Path:
             bf16=args.bf16,
             rng=rng,
         )
-        test, valid, train = offline_episodes(args, run, limit=limit, horizon=cost_model.horizon)
+        test, valid, train = offline_episodes(
+            args, run, limit=limit, horizon=cost_model.horizon, replays=replays
+        )
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
         length = args.segment_length
-        valid_pairs.add_trajectories(valid if length is None else cut_segments(valid, length))
-        train_pairs.add_trajectories(train if length is None else cut_segments(train, length))
+        for buffer, part in ((valid_pairs, valid), (train_pairs, train)):
+            buffer.add_trajectories(part if length is None else cut_segments(part, length))
+            if replays is not None and length is not None:
+                replays.add_segments(buffer.trajectories, part, length)
         feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
+        if replays is not None:
+            envs = ReplayRecorder(envs, args.env_id, replays)
         watch = LabelWatch()
 
         # -- Checkpoint ----------------------------------------------------------------------------
@@ -665,13 +688,14 @@ def train(args: Args) -> Path:
         # -- Method --------------------------------------------------------------------------------
         if not loaded and args.offline_queries:
             pretrain(args, run, trainer, feedback, valid_pairs, train)
-            progress.pretrained = Judge.of(cost_model).report(test, limit)
-            found = progress.pretrained
-            run.say(
-                f"   on {len(test)} test episodes: balanced accuracy "
-                f"{found['balanced_accuracy']:.3f}, pairs {found['pair_accuracy']:.3f}, step AUROC "
-                f"{found['step_auroc']:.3f}"
-            )
+            found = Judge.of(cost_model).report(test, limit)
+            if math.isfinite(found["pair_accuracy"]):  # else no true cost is known
+                progress.pretrained = found
+                run.say(
+                    f"   on {len(test)} test episodes: balanced accuracy "
+                    f"{found['balanced_accuracy']:.3f}, pairs {found['pair_accuracy']:.3f}, step "
+                    f"AUROC {found['step_auroc']:.3f}"
+                )
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
 
         # -- Start ---------------------------------------------------------------------------------
@@ -698,7 +722,9 @@ def train(args: Args) -> Path:
                 )
                 done = terminated[t] | truncated[t]
                 discarded = discarded_envs(infos, args.num_envs)
-                true_cost = require_cost(infos.get("true_cost"), args.env_id)  # PbCRL
+                reported = infos.get("true_cost")  # PbCRL
+                unless = rewards[t] if by_people else None  # PbCRL
+                true_cost = require_cost(reported, args.env_id, unless=unless)  # PbCRL
                 costs[t] = infos["cost"]  # PbCRL
                 finished += finished_trajectories(infos)  # PbCRL
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)
@@ -718,18 +744,22 @@ def train(args: Args) -> Path:
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
                 if args.constraint == "accept":
-                    accepted = feedback.accept(args.accept_batch, due=due)
+                    feedback.ask_batch(args.accept_batch, due=due)
+                if feedback.ask(due, model=cost_model) and not trainer.steps:
+                    cost_model.fit_input_scale(train_pairs.trajectories)  # no offline stage did
+                if isinstance(oracle, FolderOracle):
+                    oracle.wait(args.label_wait)
+                newest = feedback.collect()
+                if args.constraint == "accept":
+                    accepted = feedback.accepted()
                     if accepted is not None:
-                        rejected = 1 - accepted
+                        rejected = float(not accepted)
                     elif iteration % args.finetune_interval == 0:  # the last round may be short
                         run.warn(
                             f"fewer than {args.accept_batch} episodes were new or had an answer in "
                             "a labelling round, and λ stayed; lower --accept-batch, or raise "
                             "--finetune-interval"
                         )
-                if feedback.ask(due, model=cost_model) and not trainer.steps:
-                    cost_model.fit_input_scale(train_pairs.trajectories)  # no offline stage did
-                newest = feedback.collect()
                 if len(newest):
                     progress.untuned += len(newest)
                     rate = train_pairs.unsafe_rate(newest)
@@ -823,7 +853,7 @@ def train(args: Args) -> Path:
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
             moved, allowed = moved_by[args.constraint]
             multiplier.update(moved if is_warm else None, allowed)  # None leaves it as it is
-            is_unsafe = np.array([episode.true_cost > limit for episode in finished], bool)
+            is_unsafe = true_costs(finished) > limit  # none, if no true cost is known
             missed = learned_costs[is_unsafe] <= learned_limit
 
             # -- 7. Log ----------------------------------------------------------------------------

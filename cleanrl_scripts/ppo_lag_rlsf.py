@@ -440,7 +440,7 @@ def train(args: Args) -> Path:
     envs = make_envs(args.env_id, args.num_envs)
     check_segment_length(args.segment_length, envs, args.env_id)  # RLSF
     low, high = action_bounds(envs)
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)
+    limit = resolve_cost_limit(args.env_id, args.cost_limit)  # PbCRL: people need none
     if args.capture_video > 0:
         check_film(args.env_id)
     agent = Agent(envs, args).to(args.device)

@@ -44,6 +44,10 @@ from pbcrl.trajectory import Trajectory
 
 _logger = logging.getLogger(__name__)
 
+REPLAYS = "replays.bin"
+"""A file that a script may keep in a dataset's folder, and that moves with it: how to play its
+trajectories again. Nothing here reads it."""
+
 _KIND, _VERSION = "trajectories", 3  # 1 and 2 were folders of .npy files with a meta.json
 _MANIFEST = "manifest.safetensors"
 _SHARD = re.compile(r"\d{6,}-[0-9a-f]{8}\.safetensors")
@@ -128,10 +132,13 @@ class TrajectoryWriter:
         """Trajectories of the run so far, kept or not."""
         return self._manifest.seen
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, trajectory: Trajectory) -> bool:
         """Count one more trajectory of the run, and keep it or not as the draw falls.
 
         It is copied into memory. Beyond 64 MiB of them this flushes.
+
+        Returns:
+            Whether it is in the sample, where a later one may replace it.
 
         Raises:
             ValueError: If its shapes, the dtype of its observations, its length or having costs
@@ -148,7 +155,7 @@ class TrajectoryWriter:
         place = number if number < kept else int(self._rng.integers(number + 1))
         manifest.seen += 1
         if place >= kept:
-            return
+            return False
         replaced = self._rows[place : place + 1]
         self._in_memory[number] = _copy(trajectory)
         self._rows[place : place + 1] = [(_IN_MEMORY, 0, len(trajectory), number)]
@@ -157,6 +164,7 @@ class TrajectoryWriter:
         self._new_bytes += trajectory.obs.nbytes + trajectory.actions.nbytes
         if self._new_bytes > _FLUSH_BYTES:
             self.flush()
+        return True
 
     def flush(self) -> None:
         """Write what was added since the last flush as one shard; when it returns, it is durable.
@@ -283,7 +291,7 @@ class TrajectoryWriter:
                 f"a dataset is written to a new folder, but {self.path} holds one; choose another "
                 "path, remove it, or pass overwrite=True"
             )
-        ours = {_MANIFEST, ".lock"}
+        ours = {_MANIFEST, REPLAYS, ".lock"}
         foreign = [n for n in names - ours if not _SHARD.match(n) and not n.startswith(_MANIFEST)]
         if foreign:
             raise StorageError(
@@ -338,8 +346,10 @@ class TrajectoryWriter:
     def _leave_nothing(self) -> None:
         """Remove the folder if this writer has made it; a dataset to be replaced stays."""
         with suppress(OSError):
-            if [entry.name for entry in self.path.iterdir()] == [".lock"]:
-                (self.path / ".lock").unlink()
+            names = {entry.name for entry in self.path.iterdir()}
+            if names <= {".lock", REPLAYS}:
+                for name in names:
+                    (self.path / name).unlink()
                 self.path.rmdir()
         self._lock.release()
 

@@ -3,8 +3,8 @@
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
 depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
-A fourth call, `accept`, asks whether the newest episodes are within the limit on average, and
-`judge` the same of any.
+`ask_batch` asks whether the newest episodes are within the limit on average; `accepted` tells the
+answer once `collect` has it. `judge` asks the same of any episodes, and waits.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ class FeedbackLoop:
         self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
         self._queries_asked = 0
         self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
+        self._open_batch: int | None = None  # the oracle's number
+        self._accepted: bool | None = None  # the answer about a batch, until `accepted` tells it
         self._answers: dict[int, Label] = {}  # collected, but not logged yet
         self._warned_of_budget = False
 
@@ -89,8 +91,8 @@ class FeedbackLoop:
 
     @property
     def num_open(self) -> int:
-        """Online queries that have no answer yet."""
-        return len(self._open)
+        """Online queries that have no answer yet; a batch counts as one."""
+        return len(self._open) + (self._open_batch is not None)
 
     @property
     def queries_used(self) -> int:
@@ -119,16 +121,40 @@ class FeedbackLoop:
             MismatchError: If a label in the log is not the one that the oracle gives now.
             StorageError: If the labels cannot be logged; none is used then.
         """
-        _check_buffer(buffer)
-        count = min(
-            _checked_count("num_queries", num_queries), num_new_pairs(buffer.trajectories, buffer)
-        )
-        pairs = uniform(buffer.trajectories, count, asked=buffer, rng=self._rng)
-        labels = self.oracle.label(buffer.queries(pairs))
+        (count,) = self.label_all([(buffer, num_queries)], safety=safety)
+        return count
+
+    def label_all(
+        self, parts: Sequence[tuple[PreferenceBuffer, int]], *, safety: bool = True
+    ) -> list[int]:
+        """Label pairs of several buffers, all asked at once; otherwise as `label`.
+
+        Args:
+            parts: Different buffers, and how many queries each.
+            safety: As of `label`.
+
+        Returns:
+            How many labels were added to each.
+        """
+        pairs = []
+        for buffer, number in parts:
+            _check_buffer(buffer)
+            left = num_new_pairs(buffer.trajectories, buffer)
+            count = min(_checked_count("num_queries", number), left)
+            pairs.append(uniform(buffer.trajectories, count, asked=buffer, rng=self._rng))
+        queries = [
+            query
+            for (buffer, _), chosen in zip(parts, pairs, strict=True)
+            for query in buffer.queries(chosen)
+        ]
+        labels = self.oracle.label(queries)
         if not safety:
             labels = [Label(label.preference, math.nan, math.nan) for label in labels]
-        self._keep(buffer, pairs, labels)
-        return count
+        self._log_labels(labels)
+        rest = iter(labels)
+        for (buffer, _), chosen in zip(parts, pairs, strict=True):
+            buffer.add_labels(chosen, list(islice(rest, len(chosen))))
+        return [len(chosen) for chosen in pairs]
 
     def add(self, finished: Sequence[Trajectory]) -> None:
         """Keep finished episodes for the next `ask` that finds queries due.
@@ -142,47 +168,48 @@ class FeedbackLoop:
         self._fresh += finished
         self._num_unjudged += len(finished)
 
-    def accept(self, batch: int, *, due: int) -> float | None:
-        """Ask whether batches of the newest episodes are within the limit on average.
+    def ask_batch(self, batch: int, *, due: int) -> int:
+        """Ask whether the newest episodes are within the limit on average; `accepted` tells.
 
-        Half of the queries that are due show batches, the other half is left to `ask`; but one
-        batch is shown if the queries suffice for it alone. No episode is judged twice, but it may
-        be compared by the next `ask` as well, which comes after this: `ask` forgets the others. An
-        answer is waited for, and logged as a label whose `first_safe` alone is given.
+        The answer comes by `collect`, from people maybe rounds later; until then no other batch is
+        shown. No episode is judged twice, but it may be compared by the next `ask` as well, which
+        comes after this: `ask` forgets the others.
 
         Args:
-            batch: How many episodes a batch has, at least 1.
-            due: As of `ask`.
+            batch: How many episodes to show, at least 1.
+            due: As of `ask`. The batch is shown if all its queries are due.
 
         Returns:
-            Share of the answers that accept their batch, in [0, 1]. None if there is no answer:
-            fewer episodes are new, fewer queries are due, the oracle has none, or its budget ends.
+            How many queries it counts as; 0 if it was not shown: an earlier one is unanswered,
+            fewer episodes are new, fewer queries are due, or the oracle's budget ends.
 
         Raises:
-            MismatchError: If an answer in the log is not the one that the oracle gives now.
-            StorageError: If the answer cannot be logged; it is not used then.
+            StorageError: If the oracle cannot keep the question.
             UnsupportedError: If the oracle is not asked about batches.
             ValueError: If `batch` is 0.
         """
         if _checked_count("batch", batch) < 1:
             raise ValueError(f"a batch shows at least 1 episode, got {batch}")
-        missing = _checked_count("due", due) - self._queries_asked
-        size = num_queries(batch)
-        if missing < size:
-            return None
-        unjudged = self._fresh[len(self._fresh) - self._num_unjudged :]
-        answers = []
-        for _ in range(min(max(1, missing // 2 // size), self._num_unjudged // batch)):
-            try:
-                answers.append(self.judge(unjudged[-batch:]))
-            except BudgetError as error:
-                self._warn_of_budget(due, error)
-                break
-            del unjudged[-batch:]
-            self._queries_asked += size
-            self._num_unjudged = 0  # older ones would be of another policy in the next round
-        answered = [answer for answer in answers if answer is not None]
-        return sum(answered) / len(answered) if answered else None
+        missing, count = _checked_count("due", due) - self._queries_asked, num_queries(batch)
+        if self._open_batch is not None or self._num_unjudged < batch or missing < count:
+            return 0
+        try:
+            self._open_batch = self.oracle.submit_batch(self._fresh[-batch:])
+        except BudgetError as error:
+            self._warn_of_budget(due, error)
+            return 0
+        self._queries_asked += count
+        self._num_unjudged = 0
+        return count
+
+    def accepted(self) -> bool | None:
+        """Tell the answer about a batch of `ask_batch`, once, after `collect` has got it.
+
+        None if there is none, or the oracle had none. It may be late: of an older policy's
+        episodes.
+        """
+        accepted, self._accepted = self._accepted, None
+        return accepted
 
     def judge(self, episodes: Sequence[Trajectory]) -> bool | None:
         """Ask whether these episodes, such as offline ones, are within the limit on average.
@@ -239,6 +266,8 @@ class FeedbackLoop:
     def collect(self) -> NDArray[np.int64]:
         """Put the answers that have come into the buffer; never waits.
 
+        One about a batch is logged as a label whose `first_safe` alone is given: see `accepted`.
+
         Returns:
             Positions of the newly labelled pairs in the buffer, int64 (B,); empty if none came.
 
@@ -248,6 +277,12 @@ class FeedbackLoop:
             StorageError: If the labels cannot be logged; the next call tries again.
         """
         self._answers |= self.oracle.collect()
+        if self._open_batch in self._answers:
+            answer = self._answers[self._open_batch]
+            self._log_labels([answer])
+            self._accepted = None if math.isnan(answer.first_safe) else bool(answer.first_safe)
+            del self._answers[self._open_batch]
+            self._open_batch = None
         if unknown := [number for number in self._answers if number not in self._open]:
             raise LabelError(
                 "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
@@ -309,6 +344,8 @@ class FeedbackLoop:
             "queries_asked": self._queries_asked,
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
+            "open_batch": self._open_batch,
+            "accepted": self._accepted,
             "oracle": self.oracle.state_dict(),
         }
 
@@ -351,6 +388,8 @@ class FeedbackLoop:
         if self.oracle.has_store:  # it knows these queries, but by other numbers
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
+        # Older states were taken when no batch waited.
+        self._open_batch, self._accepted = state.get("open_batch"), state.get("accepted")
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""

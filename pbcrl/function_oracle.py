@@ -104,6 +104,10 @@ class FunctionOracle:
         """
         raise cannot_accept(self, episodes)
 
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Refused, as `accepts`."""
+        raise cannot_accept(self, episodes)
+
     def close(self) -> None:
         """Let another process use the log; a second call does nothing."""
         self.log.close()

@@ -69,6 +69,13 @@ class Oracle(Protocol):
         """
         ...
 
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Ask what `accepts` asks without waiting; return the number of the answer.
+
+        It comes by `collect`, as a label whose `first_safe` alone is given. Raises as `accepts`.
+        """
+        ...
+
     def state_dict(self) -> dict[str, Any]:
         """All that its answers will depend on, as plain numbers, strings, lists and dicts."""
         ...
@@ -202,6 +209,15 @@ class _AnswersAtOnce(ABC):
         self._answers |= zip(numbers, labels, strict=True)
         return numbers
 
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Judge a batch for the next `collect`; return the number. Raises as `accepts`."""
+        accepted = self.accepts(episodes)
+        number = self._queries_used - 1
+        self._answers[number] = Label(
+            math.nan, math.nan if accepted is None else float(accepted), math.nan
+        )
+        return number
+
     def collect(self) -> dict[int, Label]:
         """Return the answers to all that was submitted since the last call, by number."""
         answers, self._answers = self._answers, {}
@@ -219,6 +235,10 @@ class _AnswersAtOnce(ABC):
     @abstractmethod
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order, and count them; or raise, and answer and count none."""
+
+    @abstractmethod
+    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
+        """Judge a batch, and count it; or raise, and count nothing."""
 
 
 @final
@@ -420,6 +440,10 @@ class DelayedOracle:
         """Judge a batch without delay, as the other oracle does."""
         return self._oracle.accepts(episodes)
 
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Hand in a batch; return its number."""
+        return self._oracle.submit_batch(episodes)
+
     def state_dict(self) -> dict[str, Any]:
         """The state of the other oracle, and the answers that are on their way."""
         late = [_plain(answers) for answers in self._late]
@@ -435,8 +459,8 @@ class DelayedOracle:
 def cannot_accept(oracle: Oracle, episodes: Sequence[Trajectory]) -> UnsupportedError:
     """What an oracle raises that answers queries alone."""
     return UnsupportedError(
-        f"a SyntheticOracle alone can judge a batch of episodes so far, but {len(episodes)} were "
-        f"shown to a {type(oracle).__name__}; use the rate of unsafe episodes instead, which "
+        f"a SyntheticOracle and a FolderOracle can judge a batch of episodes, but {len(episodes)} "
+        f"were shown to a {type(oracle).__name__}; use the rate of unsafe episodes instead, which "
         "queries tell (--constraint rate)"
     )
 

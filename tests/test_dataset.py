@@ -520,6 +520,32 @@ def test_a_folder_that_holds_anything_else_is_left_alone(tmp_path, overwrite):
     assert [file.name for file in (tmp_path / "data").iterdir()] == ["thesis.tex"]
 
 
+def test_replays_stay_in_the_folder_and_make_no_dataset_foreign(tmp_path):
+    """Also those beside which no trajectory was flushed; with nothing to replay they go, too."""
+    path = tmp_path / "data"
+    path.mkdir()
+    (path / "replays.bin").write_bytes(b"how to play")
+    with writer(path) as out:
+        fill(out, until=3)
+    with writer(path, overwrite=True) as out:
+        fill(out, until=2)
+    assert len(TrajectoryDataset(path)) == 2
+    assert (path / "replays.bin").read_bytes() == b"how to play"
+    empty = tmp_path / "empty"
+    out = writer(empty)
+    (empty / "replays.bin").touch()
+    with pytest.raises(StorageError, match="none was added"):
+        out.close()
+    assert not empty.exists()
+
+
+def test_whoever_adds_a_trajectory_is_told_whether_it_is_in_the_sample(tmp_path):
+    with writer(tmp_path / "data", capacity=2) as out:
+        told = [out.add(episode(number)) for number in range(20)]
+    kept = [number for number in range(20) if number in sample(number + 1, capacity=2)]
+    assert [number for number, was_kept in enumerate(told) if was_kept] == kept
+
+
 def test_a_dataset_below_a_file_is_refused_at_once(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StorageError, match="must be writable"):

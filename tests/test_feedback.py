@@ -15,7 +15,7 @@ from pbcrl.errors import (
     UnsupportedError,
 )
 from pbcrl.feedback import FeedbackLoop
-from pbcrl.folder_oracle import FolderOracle, query_names, write_answer
+from pbcrl.folder_oracle import FolderOracle
 from pbcrl.function_oracle import FunctionOracle
 from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.oracle import DelayedOracle, ReplayOracle, SyntheticOracle, Teacher
@@ -23,6 +23,7 @@ from pbcrl.selection import entropy, novelty
 from pbcrl.trajectory import Label, Trajectory
 
 from .damage import full_disk
+from .people import answer, questions
 
 
 def episode(cost):
@@ -170,10 +171,9 @@ def test_a_person_s_answers_come_in_any_order(tmp_path):
     for i in range(3):
         loop.add(episodes(2 * i, 2 * i + 1))
         loop.ask(i + 1)
-    names = query_names(tmp_path / "asked")
-    write_answer(tmp_path / "asked", names[2], Label(0.5, 1, 1))
+    answer(tmp_path / "asked", 3, Label(0.5, 1, 1))
     assert {*costs_of(loop.buffer, loop.collect())[0]} == {4, 5}
-    write_answer(tmp_path / "asked", names[0], Label(1, math.nan, 1))
+    answer(tmp_path / "asked", 1, Label(1, math.nan, 1))
     assert {*costs_of(loop.buffer, loop.collect())[0]} == {0, 1}
     assert loop.num_open == 1
     labels = [Label(0.5, 1.0, 1.0), Label(1.0, math.nan, 1.0)]
@@ -219,67 +219,76 @@ def test_pairs_are_chosen_by_the_selection():
 # -- Batches ---------------------------------------------------------------------------------
 
 
+def accept(loop, batch, *, due):
+    """Show a batch; return how many queries that were and the answer."""
+    asked = loop.ask_batch(batch, due=due)
+    assert loop.accepted() is None  # before `collect`
+    loop.collect()
+    return asked, loop.accepted()
+
+
 def test_a_batch_shows_the_newest_episodes_and_counts_as_half_as_many_queries():
     """Costs 9, 1, 4: the newest two have a mean of 2.5, all three one of 4.7."""
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(9, 1, 4))
-    assert loop.accept(2, due=1) == 1
+    assert accept(loop, 2, due=1) == (1, True)
+    assert loop.accepted() is None  # an answer is told once
     assert (loop.queries_asked, loop.queries_used, loop.num_labels) == (1, 1, 1)
     loop.add(episodes(8, 9, 1))
-    assert loop.accept(3, due=3) == 0
+    assert accept(loop, 3, due=3) == (2, False)
     assert (loop.queries_asked, len(loop.buffer)) == (3, 0)
-
-
-def test_half_of_the_queries_show_batches_of_the_newest_episodes():
-    """Costs 0, 9, 9, 9, 1, 2, 3, in pairs from the newest: means 2.5, 5 and 9; the 0 is alone."""
-    for due, share, asked in ((3, 1, 1), (4, 1 / 2, 2), (6, 1 / 3, 3), (99, 1 / 3, 3)):
-        loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
-        loop.add(episodes(0, 9, 9, 9, 1, 2, 3))
-        assert loop.accept(2, due=due) == pytest.approx(share)
-        assert (loop.queries_asked, loop.num_labels) == (asked, asked)
-        loop.add(episodes(1))
-        assert loop.accept(2, due=99) is None  # with the 0 it would be two: but that one is old
 
 
 def test_episodes_of_a_batch_may_be_compared_but_are_not_judged_twice():
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2))
-    assert loop.accept(2, due=9) == 1
-    assert loop.accept(2, due=9) is None
+    assert accept(loop, 2, due=9) == (1, True)
+    assert accept(loop, 2, due=9) == (0, None)
     loop.add(episodes(3))
-    assert loop.accept(2, due=9) is None  # only one is new
+    assert accept(loop, 2, due=9) == (0, None)  # only one is new
     assert loop.ask(4) == 3  # three pairs of three episodes, one query being spent on the batch
     loop.add(episodes(4))
-    assert loop.accept(2, due=9) is None
+    assert accept(loop, 2, due=9) == (0, None)
     loop.add(episodes(5))
-    assert loop.accept(2, due=9) == 0
+    assert accept(loop, 2, due=9) == (1, False)
+
+
+def test_while_the_answer_about_a_batch_is_on_its_way_no_other_one_is_shown():
+    oracle = DelayedOracle(SyntheticOracle(3), rounds=1)
+    loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
+    loop.add(episodes(1, 2))
+    assert accept(loop, 2, due=9) == (1, None)
+    loop.add(episodes(8, 9))
+    assert (loop.num_open, accept(loop, 2, due=9)) == (1, (0, True))
+    assert accept(loop, 2, due=9) == (1, None)
+    assert accept(loop, 2, due=9) == (0, False)
 
 
 def test_a_batch_that_is_not_due_is_not_shown():
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2, 3))
-    assert loop.accept(3, due=1) is None
+    assert accept(loop, 3, due=1) == (0, None)
     assert loop.queries_used == 0
-    assert loop.accept(3, due=2) == 1
+    assert accept(loop, 3, due=2) == (2, True)
 
 
 def test_a_batch_without_an_answer_counts_and_one_beyond_the_budget_does_not():
     oracle = SyntheticOracle(3, budget=2, teacher=Teacher(skip_above=5))
     loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
     loop.add(episodes(8, 9, 7))
-    assert loop.accept(3, due=9) is None
+    assert accept(loop, 3, due=9) == (2, None)
     assert (loop.queries_asked, loop.num_labels) == (2, 1)
     loop.add(episodes(1))
     with pytest.warns(RuntimeWarning, match="9 online queries are due, but 2 were asked .* budget"):
-        assert loop.accept(1, due=9) is None
-    assert loop.accept(1, due=9) is None  # and no second warning
+        assert accept(loop, 1, due=9) == (0, None)
+    assert accept(loop, 1, due=9) == (0, None)  # and no second warning
     assert (loop.queries_asked, loop.num_labels) == (2, 1)
 
 
-def test_the_log_has_the_answer_about_a_batch_between_those_about_pairs(tmp_path):
+def test_the_log_has_the_answer_about_a_batch_before_those_about_pairs(tmp_path):
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng(), folder=tmp_path)
     loop.add(episodes(1, 1))
-    loop.accept(2, due=2)
+    loop.ask_batch(2, due=2)
     loop.ask(2)
     loop.collect()
     labels = [Label(math.nan, 1.0, math.nan), Label(0.5, 1.0, 1.0)]
@@ -287,19 +296,24 @@ def test_the_log_has_the_answer_about_a_batch_between_those_about_pairs(tmp_path
 
 
 def test_an_answer_about_a_batch_that_does_not_fit_on_the_disk_is_an_error(tmp_path):
+    """Nothing is lost by it: once there is space, the next call has the answer."""
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng(), folder=tmp_path)
     loop.add(episodes(1, 2))
+    loop.ask_batch(2, due=1)
     size = (tmp_path / "labels.jsonl").stat().st_size
     with full_disk(size + 20), pytest.raises(StorageError, match="free disk space"):
-        loop.accept(2, due=1)
+        loop.collect()
     assert read_labels(tmp_path / "labels.jsonl") == []
+    assert loop.accepted() is None
+    loop.collect()
+    assert loop.accepted() is True
 
 
 def test_an_oracle_that_is_not_asked_about_batches_is_named_and_nothing_is_spent():
     loop = FeedbackLoop(ReplayOracle([Label(1, 1, 1)]), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2))
     with pytest.raises(UnsupportedError, match="shown to a ReplayOracle"):
-        loop.accept(2, due=1)
+        loop.ask_batch(2, due=1)
     assert (loop.queries_asked, loop.ask(1)) == (0, 1)
 
 
@@ -400,7 +414,7 @@ def test_a_negative_number_of_queries_is_refused():
 NOISE = Teacher(preference_noise=0.3, safety_noise=0.3)
 ROUND = ["add", "ask", "collect"]
 CALLS = ["label valid", "label", *ROUND * 4]
-JUDGED = ["label valid", "label", *["add", "accept", "ask", "collect"] * 4]
+JUDGED = ["label valid", "label", *["add", "ask batch", "ask", "collect", "accepted"] * 4]
 
 
 def synthetic(_):
@@ -446,8 +460,10 @@ class Session:
                 self.loop.label(self.buffer, 8)
             elif call == "add":
                 self.loop.add(episodes(*self.rng.uniform(0, 10, 4)))
-            elif call == "accept":
-                self.found.append(self.loop.accept(3, due=4 * number))
+            elif call == "ask batch":
+                self.found.append(self.loop.ask_batch(3, due=4 * number))
+            elif call == "accepted":
+                self.found.append(self.loop.accepted())
             elif call == "ask":
                 self.found.append(self.loop.ask((2 if self.calls is CALLS else 4) * number))
             else:
@@ -613,9 +629,8 @@ def test_a_person_is_asked_nothing_twice_and_what_came_in_another_order_lies_bes
     state, drawn = loop.state_dict(), draws.bit_generator.state
     ask(loop, 2)
     ask(loop, 3)
-    names = query_names(asked)
-    write_answer(asked, names[1], Label(0, 0, 1))
-    write_answer(asked, names[2], Label(1, 1, 0))
+    answer(asked, 2, Label(0, 0, 1))
+    answer(asked, 3, Label(1, 1, 0))
     assert len(loop.collect()) == 2
     loop.close()
     loop.oracle.close()
@@ -623,13 +638,13 @@ def test_a_person_is_asked_nothing_twice_and_what_came_in_another_order_lies_bes
     again = begin()
     again.load_state_dict(state)
     assert again.num_open == 1
-    write_answer(asked, names[0], Label(0.5, 1, 1))
+    answer(asked, 1, Label(0.5, 1, 1))
     assert again.collect().tolist() == [0]
     draws.bit_generator.state = drawn
     ask(again, 2)
     ask(again, 3)
     assert len(again.collect()) == 2
-    assert query_names(asked) == names
+    assert questions(asked) == [1, 2, 3]
     labels = [Label(0.5, 1, 1), Label(0, 0, 1), Label(1, 1, 0)]
     assert read_labels(tmp_path / "run" / "labels.jsonl") == labels
     assert read_labels(tmp_path / "run" / "labels_unused.jsonl") == labels[1:]
@@ -668,7 +683,7 @@ def test_late_answers_of_a_folder_are_late_once_more_after_a_restart(tmp_path):
     loop = begin()
     loop.add(episodes(1, 2))
     loop.ask(1)
-    write_answer(asked, *query_names(asked), Label(0.5, 1, 1))
+    answer(asked, 1, Label(0.5, 1, 1))
     assert len(loop.collect()) == 0
     state = loop.state_dict()
     del loop  # with its oracle: that ends the locks

@@ -29,8 +29,8 @@ from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
-from pbcrl.folder_oracle import FolderOracle, query_names, read_query
-from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.label.store import LabelStore
+from pbcrl.label_log import LabelLog, query_digest, read_labels
 from pbcrl.label_log import _line as _label_line
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
@@ -66,6 +66,9 @@ def trajectories() -> list[Trajectory]:
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 6, 6)
     return [Trajectory(*rng.normal(size=(2, n, 2)), rng.normal(size=n)) for n in sizes]
+
+
+FORMER = f"000001-{query_digest(Query(*trajectories()[:2]))}.npz"
 
 
 def write_dataset(path: Path) -> None:
@@ -116,12 +119,41 @@ def write_queries(path: Path) -> None:
 
 
 def write_query(path: Path) -> None:
+    """As a label folder had it before there was a store."""
     first, second, *_ = trajectories()
     path.mkdir()
-    FolderOracle(path).submit([Query(first, second)])
-    (path / ".oracle.lock").unlink()
-    (name,) = query_names(path)
-    path.joinpath(f"{name}.npz").rename(path / "query.npz")
+    np.savez_compressed(
+        path / FORMER,
+        first_obs=first.obs,
+        first_actions=first.actions,
+        second_obs=second.obs,
+        second_actions=second.actions,
+    )
+
+
+def write_store(path: Path) -> None:
+    store = LabelStore(path, create=True)
+    first, second, *_ = trajectories()
+    store.ask([("pair", (first, second)), ("pair", (second, first)), ("batch", (first, second))])
+    store.answer(1, Label(0.25, 1.0, 0.0), annotator="Ada", seconds=2.0)
+    store.answer(2, Label(1.0, 1.0, 1.0), annotator="Bob")
+    store.undo(annotator="Bob")
+    store.close()
+    (path / ".store.lock").unlink()
+
+
+def read_store(path: Path) -> Content:
+    """A damaged one may be refused when it is opened, or as soon as what is damaged is read."""
+    store = LabelStore(path)
+    try:
+        found: Content = {("label", n): repr(label) for n, label in store.labels().items()}
+        for question in store.questions():
+            for digest in question.members:
+                one = store.trajectory(digest)
+                found[digest] = (one.obs.tolist(), one.actions.tolist())
+        return found | {"questions": len(store.questions()), "events": store.num_events}
+    finally:
+        store.close()
 
 
 def read_cost_model(path: Path) -> Content:
@@ -153,10 +185,15 @@ def read_query_log(path: Path) -> Content:
     return {digest: str(label) for digest, label in log.answers.items() if label is not None}
 
 
-def read_one_query(path: Path) -> Content:
-    query = read_query(path, "query")
-    both = {"first": query.first, "second": query.second}
-    return {name: (t.obs.tolist(), t.actions.tolist()) for name, t in both.items()}
+def read_former_folder(path: Path) -> Content:
+    """Taken over from scratch, whole or not at all."""
+    for name in ("labels.sqlite", ".store.lock"):
+        path.joinpath(name).unlink(missing_ok=True)
+    try:
+        return read_store(path)
+    finally:
+        for name in ("labels.sqlite", ".store.lock"):
+            path.joinpath(name).unlink(missing_ok=True)
 
 
 def contents(loaded: TrajectoryDataset) -> Content:
@@ -185,7 +222,8 @@ TARGETS = {
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
     "query log": Target(write_queries, read_query_log, "file"),
-    "query": Target(write_query, read_one_query, "file"),
+    "query": Target(write_query, read_former_folder, "file"),
+    "label store": Target(write_store, read_store, "file"),
     "dataset": Target(write_dataset, read_dataset, "file"),
 }
 
@@ -417,7 +455,7 @@ def forge_query(path: Path, rng: np.random.Generator) -> None:
     about = {"descr": str(rng.choice(["<f4", "|u1", "|O"])), "shape": shape}
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, about | {"fortran_order": False})
-    with zipfile.ZipFile(path / "query.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(path / FORMER, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
             archive.writestr(f"{name}.npy", header.getvalue() + bytes(int(rng.choice([0, 100]))))
 
@@ -454,13 +492,11 @@ def test_absurd_claims_under_a_checksum_that_fits_take_no_memory(tmp_path, name,
 
 @pytest.mark.slow
 def test_a_small_query_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_path):
-    with zipfile.ZipFile(
-        tmp_path / "query.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1
-    ) as archive:
+    with zipfile.ZipFile(tmp_path / FORMER, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
             with archive.open(f"{name}.npy", "w") as file:
                 for _ in range(9):
                     file.write(bytes(2**25))
-    assert (tmp_path / "query.npz").stat().st_size < 1e7
+    assert (tmp_path / FORMER).stat().st_size < 1e7
     with little_memory(300), pytest.raises(StorageError, match="more than the 268435456 bytes"):
-        read_query(tmp_path, "query")
+        LabelStore(tmp_path)

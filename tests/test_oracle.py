@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import BudgetError, MissingCostError, UnsupportedError
-from pbcrl.folder_oracle import FolderOracle
 from pbcrl.function_oracle import FunctionOracle
 from pbcrl.oracle import (
     TEACHERS,
@@ -447,7 +446,6 @@ def test_batches_and_queries_draw_from_one_stream_that_a_state_continues():
 def test_oracles_that_are_not_asked_about_batches_say_so(tmp_path):
     for oracle in (
         ReplayOracle([]),
-        FolderOracle(tmp_path / "folder"),
         FunctionOracle(lambda _: Label(1, 1, 1), tmp_path / "log.jsonl"),
         DelayedOracle(ReplayOracle([]), rounds=1),
     ):

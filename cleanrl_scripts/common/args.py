@@ -29,8 +29,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "total_timesteps collect_timesteps num_envs num_steps update_epochs minibatch_size "
         "eval_episodes episodes checkpoint_interval torch_threads hidden_sizes cost_hidden_sizes "
         "cost_batch_size pretrain_epochs validate_every patience finetune_interval finetune_epochs "
-        "queries segment_length classifier_steps classifier_batch_size classifier_hidden_sizes "
-        "buffer_size hash_bits max_trajectories",
+        "queries segment_length label_annotators classifier_steps classifier_batch_size "
+        "classifier_hidden_sizes buffer_size hash_bits max_trajectories",
         lambda value: value >= 1,
     ),
     "> 0 and finite": (
@@ -54,6 +54,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "at least 10": ("accept_batch", lambda value: value >= 10),
     "finite": ("initial_log_std", math.isfinite),
     ">= 0 (inf is unconstrained)": ("cost_limit", lambda value: value >= 0),
+    ">= 0 (inf is until all is answered)": ("label_wait", lambda value: value >= 0),
 }
 
 

@@ -14,6 +14,7 @@ from gymnasium.vector import VectorEnv
 
 from common.args import INTERRUPTED, is_finished
 from common.envs import flat_dims, horizon_of
+from common.replays import Replays, Starts
 from common.run import Run, open_child
 from pbcrl import Label, ReplayOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import LabelError, MismatchError, PbcrlError, StorageError
@@ -47,6 +48,7 @@ class Collector:
     def __init__(self, args: Any, envs: VectorEnv[Any, Any, Any]) -> None:
         obs_dim, act_dim = flat_dims(envs)
         self._recorder = TrajectoryRecorder(envs.num_envs)
+        self._starts = Starts(envs, args.env_id)
         # A stream for itself: whether episodes are saved changes no training.
         self._rng = np.random.default_rng([args.seed, 1])
         self.writer = TrajectoryWriter(
@@ -59,6 +61,7 @@ class Collector:
             rng=self._rng,
             overwrite=args.resume is not None,
         )
+        self._replays = Replays(self.writer.path)
 
     def record(
         self,
@@ -68,19 +71,35 @@ class Collector:
         done: np.ndarray,
         discarded: np.ndarray,
     ) -> None:
-        """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,)."""
-        for trajectory in self._recorder.record(obs, actions, costs, done, discarded=discarded):
-            self.writer.add(trajectory)
+        """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,).
+
+        Costs are NaN where the env reports none.
+        """
+        known = None if np.isnan(costs).any() else costs
+        finished = self._recorder.record(obs, actions, known, done, discarded=discarded)
+        starts = self._starts.of(np.flatnonzero(done & ~discarded))
+        for trajectory, start in zip(finished, starts, strict=True):
+            if self.writer.add(trajectory):
+                self._replays.add([trajectory], [start])
+        self._starts.begin(np.flatnonzero(done))
 
     def restart(self) -> None:
         """Forget the episodes under way: the envs were reset."""
         self._recorder.drop_unfinished()
+        self._starts.begin(np.arange(len(self._recorder.lengths)))
+
+    def close(self) -> None:
+        """Finish the dataset."""
+        self._replays.close()
+        self.writer.close()
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; what was recorded is on disk when this returns."""
+        self._replays.sync()  # first: what is in the dataset can be played again
         self.writer.flush()
         return {
             "recorder": self._recorder.state_dict(),
+            "starts": self._starts.state_dict(),
             "writer": self.writer.state_dict(),
             "rng": self._rng.bit_generator.state,
         }
@@ -88,6 +107,7 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._recorder.load_state_dict(state["recorder"])
+        self._starts.load_state_dict(state["starts"])
         self.writer.load_state_dict(state["writer"])
         self._rng.bit_generator.state = state["rng"]
 
@@ -96,7 +116,9 @@ Split = tuple[list[Trajectory], list[Trajectory], list[Trajectory]]
 """Episodes to test on, which are never labelled; to validate on; and to train on."""
 
 
-def offline_episodes(args: Any, run: Run, *, limit: float, horizon: int | None) -> Split:
+def offline_episodes(
+    args: Any, run: Run, *, limit: float, horizon: int | None, replays: Replays | None = None
+) -> Split:
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
 
     Args:
@@ -104,31 +126,36 @@ def offline_episodes(args: Any, run: Run, *, limit: float, horizon: int | None) 
         run: Whose folder holds what is collected until it is finished.
         limit: d of the policy that collects.
         horizon: The time limit that the episodes must have.
+        replays: Where it is looked up how they can be played again, if that is wanted.
 
     Raises:
         PbcrlError: If collecting fails, or the dataset does not fit.
     """
     path = args.dataset
     if path is None and args.offline_queries:
-        with run.phase(
-            "phase 1 of 4: collect episodes with PPO-Lag on the true cost", stage="collect"
-        ):
+        # People judge what no cost is known of: then the policy that collects is a reckless one.
+        how = "PPO-Lag on the true cost" if args.label_folder is None else "PPO on the reward"
+        with run.phase(f"phase 1 of 4: collect episodes with {how}", stage="collect"):
             path = collect(args, run, limit=limit)
     if path is None:
         return [], [], []
+    if replays is not None and not replays.include(path):
+        run.warn(f"{path} does not say how to play its episodes again: people will see curves")
     # The same split whenever a run goes on.
     return open_dataset(path, args.env_id, horizon=horizon, rng=np.random.default_rng(args.seed))
 
 
 def collect(args: Any, run: Run, *, limit: float) -> Path:
-    """Return the cached dataset, or start `ppo_lag.py` on the true cost as a child to make it.
+    """Return the cached dataset, or start `ppo_lag.py` as a child to make it.
+
+    On the true cost, or, where people label, on the reward alone.
 
     Raises:
         PbcrlError: If the child fails.
     """
     # Not the multiplier's settings: those of the caller are for a learned cost, standardised.
     options = {name: getattr(args, name) for name in _SHARED.split()}
-    options["cost_limit"] = limit
+    options["cost_limit"] = limit if args.label_folder is None else np.inf
     options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]

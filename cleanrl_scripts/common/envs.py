@@ -17,6 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import pbcrl_envs
+from common.replays import NoteStart
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl_envs.batched import BatchedEnv
 
@@ -55,7 +56,13 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
         envs = gym.make_vec(plain_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
     else:
         options = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        envs = gym.make_vec(plain_id, num_envs, vectorization_mode="sync", vector_kwargs=options)
+        envs = gym.make_vec(
+            plain_id,
+            num_envs,
+            vectorization_mode="sync",
+            vector_kwargs=options,
+            wrappers=[NoteStart],
+        )
     for name, space, wrapper in [
         ("observation", envs.single_observation_space, "gymnasium.wrappers.FlattenObservation"),
         ("action", envs.single_action_space, "gymnasium.wrappers.TransformAction"),
@@ -131,27 +138,36 @@ def check_segment_length(length: int | None, envs: VectorEnv[Any, Any, Any], env
         )
 
 
-def resolve_cost_limit(env_id: str, given: float | None) -> float:
-    """Return d: the one given, else the task's own.
+def resolve_cost_limit(env_id: str, given: float | None, *, needed: bool = True) -> float:
+    """Return d: the one given, else the task's own; NaN if neither is known nor needed.
 
     Raises:
-        ValueError: If neither is known.
+        ValueError: If neither is known, but one is needed.
     """
     limit = pbcrl_envs.cost_limit(env_id) if given is None else given
     if limit is None:
+        if not needed:
+            return np.nan
         raise ValueError(
             f"no cost limit is known for {env_id}; give the highest episode cost that still "
-            "counts as safe with --cost-limit"
+            "counts as safe with --cost-limit, or have people label (--label-folder)"
         )
     return limit
 
 
-def require_cost(costs: np.ndarray | None, env_id: str) -> np.ndarray:
+def require_cost(costs: np.ndarray | None, env_id: str, *, unless: Any = None) -> np.ndarray:
     """Return the true costs of a step, or say that the env reports none.
 
+    Args:
+        costs: The costs, (N,), or None.
+        env_id: Names the env.
+        unless: Rewards of the step, (N,), where costs are not needed: they are NaN then.
+
     Raises:
-        MissingCostError: If `costs` is None.
+        MissingCostError: If `costs` is None, but needed.
     """
+    if costs is None and unless is not None:
+        return np.full(len(unless), np.nan)
     if costs is None:
         raise MissingCostError(
             f"the true cost is needed here, but {env_id} reports none; put a number into "

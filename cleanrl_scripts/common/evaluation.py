@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from common.verdict import interval
 from common.video import film
 from pbcrl import LearnedCost, Trajectory
 from pbcrl.metrics import (
+    REPORT,
     bias,
     cost_model_report,
     step_auroc,
@@ -66,9 +68,11 @@ class Judge:
     def report(self, episodes: Sequence[Trajectory], limit: float) -> dict[str, float]:
         """Compare learned with true costs; the learner never sees these numbers.
 
-        What the episodes leave undefined is NaN.
+        What the episodes leave undefined is NaN; that is all, where no true cost or limit is known.
         """
         true = true_costs(episodes)
+        if math.isnan(limit) or np.isnan(true).any():
+            return dict.fromkeys((*REPORT, "step_auroc"), math.nan)
         learned = self.score(episodes)
         with _undefined_is_nan():
             found = cost_model_report(learned, true, limit, learned_limit=self.learned_limit)
@@ -79,6 +83,8 @@ class Judge:
 
     def step_auroc(self, episodes: Sequence[Trajectory]) -> float:
         """`pbcrl.metrics.step_auroc`; NaN without step costs."""
+        if any(episode.costs is None for episode in episodes):
+            return math.nan
         with _undefined_is_nan():
             return np.nan if self.step_cost is None else step_auroc(self.step_cost, episodes)
 
@@ -92,18 +98,24 @@ def _undefined_is_nan() -> Iterator[None]:
 
 
 def true_costs(episodes: Sequence[Trajectory]) -> np.ndarray:
-    """Their true costs, (E,)."""
-    return np.array([episode.true_cost for episode in episodes])
+    """Their true costs, (E,); NaN where none is known."""
+    return np.array([np.nan if one.costs is None else one.true_cost for one in episodes])
 
 
 def play(
-    policy: Policy, env_id: str, *, episodes: int, seed: int, deterministic: bool
+    policy: Policy,
+    env_id: str,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    needs_cost: bool = True,
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs, with a progress bar.
 
     Returns:
-        Returns, (episodes,), and trajectories with true costs. An episode that is discarded
-        is played again.
+        Returns, (episodes,), and trajectories with true costs, or without any if the env reports
+        none and `needs_cost` is false. An episode that is discarded is played again.
     """
     envs = make_envs(env_id, episodes)
     low, high = action_bounds(envs)
@@ -119,7 +131,9 @@ def play(
             executed = np.clip(policy.act(obs, noise), low, high)
             next_obs, reward, terminated, truncated, infos = envs.step(executed)
             done = terminated | truncated
-            costs = require_cost(step_costs(infos, episodes, done), env_id)
+            costs = step_costs(infos, episodes, done)
+            if needs_cost:
+                costs = require_cost(costs, env_id)
             discarded = discarded_envs(infos, episodes)
             finished = recorder.record(obs, executed, costs, done, discarded=discarded)
             returns += reward * running
@@ -149,7 +163,7 @@ def evaluate(
         run: Says what it does; `test_costs.csv` goes into its folder.
         policy: The agent.
         args: Needs `env_id`, `seed`, `eval_episodes` and `capture_video`.
-        limit: d.
+        limit: d; NaN if it is not known, inf if there is none.
         ended: Return and true cost of all training episodes, (E, 2).
         judge: The learned cost, if there is one.
         test: Episodes that it is tested on; those just played if there are none.
@@ -163,6 +177,7 @@ def evaluate(
                 episodes=args.eval_episodes,
                 seed=seed,
                 deterministic=deterministic,
+                needs_cost=math.isfinite(limit),
             )
             for deterministic in (True, False)
         )
@@ -204,9 +219,11 @@ def evaluate(
         played = [*episodes, *noisy]
         learned = judge.score(played)
         costs = learned, np.concatenate([true, noisy_true])
-        with _undefined_is_nan():
-            at_limit = true_cost_at_limit(*costs, learned_limit=judge.learned_limit)
-            half = true_cost_at_limit_interval(*costs, learned_limit=judge.learned_limit)
+        at_limit = half = math.nan
+        if not np.isnan(costs[1]).any():
+            with _undefined_is_nan():
+                at_limit = true_cost_at_limit(*costs, learned_limit=judge.learned_limit)
+                half = true_cost_at_limit_interval(*costs, learned_limit=judge.learned_limit)
         compared = test or played
         summary |= {
             "learned_cost": float(learned[: len(episodes)].mean()),
@@ -223,7 +240,9 @@ def evaluate(
 
 
 def save_costs(folder: Path, episodes: Sequence[Trajectory], learned: np.ndarray) -> None:
-    """Write true and learned costs of the test episodes to `test_costs.csv`."""
+    """Write true and learned costs of the test episodes to `test_costs.csv`, if they are known."""
+    if any(episode.costs is None for episode in episodes):
+        return
     rows = [f"{e.true_cost:.9g},{cost:.9g}\n" for e, cost in zip(episodes, learned, strict=True)]
     text = "true_cost,learned_cost\n" + "".join(rows)
     write_atomically(folder / "test_costs.csv", text.encode())

@@ -72,8 +72,11 @@ def limit_verdict(
     half = true_costs[f"true_cost{suffix}_interval"]
     shown = f"true cost {plus_minus(cost, half)}"
     who = f"{policy} policy, {episodes} episodes"
+    if math.isnan(cost):
+        return f"no true cost is known, and labels alone can tell whether the limit is met ({who})"
     if not math.isfinite(limit):
-        return f"no limit: {shown} ({who})"
+        unknown = "no limit is known" if math.isnan(limit) else "no limit"
+        return f"{unknown}: {shown} ({who})"
     rate = true_costs[f"violation_rate{suffix}"]
     if rate > 0:
         who += f", {rate:.0%} of them above it"
@@ -101,6 +104,14 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
     said = []
     suffix = "_stochastic" if "learned_cost_stochastic" in found else ""
     learned, learned_limit = found[f"learned_cost{suffix}"], found["learned_limit"]
+    if math.isnan(found[f"true_cost{suffix}"]) or math.isnan(found["cost_limit"]):
+        holds = learned <= learned_limit
+        sign = "<=" if holds else ">"
+        said.append(
+            f"the learned cost is {'within' if holds else 'above'} its limit: {learned:.3g} {sign} "
+            f"{learned_limit:g}"
+        )
+        return said
     if found[f"true_cost{suffix}"] > found["cost_limit"]:
         said.append(
             f"the learned cost says that the limit holds: {learned:.3g} <= {learned_limit:g}"

@@ -193,8 +193,8 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
             "an eighth of the queries shows batches of 12 episodes .* --offline-queries is 95; rai",
         ),
         (
-            {"segment_length": 10, "label_folder": "somewhere"},
-            "--segment-length shows batches of episodes, which --label-folder and",
+            {"segment_length": 10, "replay_labels": "somewhere"},
+            "--segment-length shows batches of episodes, which --replay-labels cannot",
         ),
         ({"finetune_lr": 0.0}, "--finetune-lr must be > 0 and finite, got 0.0"),
         (
@@ -206,8 +206,8 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
             "--accept-batch 80 counts as 40 queries, but only 30 are due per labelling round; rai",
         ),
         (
-            {"constraint": "accept", "label_folder": "somewhere"},
-            "--label-folder and --replay-labels cannot yet; use --constraint rate",
+            {"constraint": "accept", "replay_labels": "somewhere"},
+            "which --replay-labels cannot yet; use --constraint rate",
         ),
     ],
 )

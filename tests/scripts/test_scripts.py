@@ -1,30 +1,34 @@
 import json
+import math
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
 
+import gymnasium as gym
 import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from pbcrl import MULTIPLIER_RULES, CostModel, Label, Trajectory, TrajectoryDataset
+from pbcrl import MULTIPLIER_RULES, CostModel, Trajectory, TrajectoryDataset
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, NonFiniteError, StorageError
-from pbcrl.folder_oracle import query_names, read_answers, read_query, write_answer
+from pbcrl.label.replay import Replay, replay_frames
+from pbcrl.label.store import LabelStore
 from pbcrl.label_log import read_labels
 from pbcrl.lagrange import PIDMultiplier
 from pbcrl.storage import load_tensors
+from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 
+from ..people import answering, questions
 from .conftest import SCRIPTS, SMALL, write_dataset
-from .runs import metrics, rows, small, small_pbcrl, small_ppo_lag
+from .runs import metrics, rows, small, small_pbcrl, small_ppo_lag, summary
 
 CONTRACT = """
     return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate pair_accuracy
@@ -384,28 +388,11 @@ def test_labels_are_replayed_for_the_arguments_that_bought_them_only(
         scripts.ppo_lag_pbcrl.train(args)
 
 
-# What is learned when a label comes decides what is asked next.
-@pytest.mark.filterwarnings("ignore:4 online queries are due, but . were asked:RuntimeWarning")
-def test_a_person_labels_through_a_folder_and_a_second_run_asks_only_what_is_new(
-    scripts, tmp_path, toy_dataset, toy_episodes
+def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
+    scripts, tmp_path, toy_dataset, capsys
 ):
-    """Here a thread looks into the folder and answers, knowing the episodes by their first row."""
+    """Here a thread looks into the folder and answers by a rule on what is seen."""
     folder = tmp_path / "questions"
-    cost = {episode.obs.tobytes(): episode.true_cost for episode in toy_episodes}
-    stop = threading.Event()
-
-    def person():
-        while not stop.wait(0.05):
-            answered = read_answers(folder)
-            for name in query_names(folder):
-                if name not in answered:
-                    query = read_query(folder, name)
-                    first, second = (
-                        cost.get(t.obs.tobytes(), 0.0) for t in (query.first, query.second)
-                    )
-                    label = Label(float(first < second), float(first <= 5), float(second <= 5))
-                    write_answer(folder, name, label)
-
     args = small_pbcrl(
         scripts,
         tmp_path,
@@ -413,21 +400,22 @@ def test_a_person_labels_through_a_folder_and_a_second_run_asks_only_what_is_new
         offline_queries=20,
         online_queries=4,
         label_folder=str(folder),
+        label_wait=math.inf,
     )
-    thread = threading.Thread(target=person)
-    thread.start()
-    try:
+    with answering(folder, hazard_steps, limit=5):
         first = scripts.ppo_lag_pbcrl.train(args)
-        offline = 20
-        assert len(query_names(folder)) == offline + 4
-        # A second run knows the offline answers; all that the budget allows has been asked.
+        assert len(questions(folder)) == 24
+        # Another run has a budget of its own, and knows the answers to the same offline questions.
         second = scripts.ppo_lag_pbcrl.train(replace(args, run_name="again"))
-    finally:
-        stop.set()
-        thread.join()
-    assert len(query_names(folder)) == offline + 4
+    assert 24 <= len(questions(folder)) <= 28
+    assert summary(first)["queries_used"] == summary(second)["queries_used"] == 24
     with open(first / "labels.jsonl") as one, open(second / "labels.jsonl") as other:
-        assert one.readlines()[: offline + 1] == other.readlines()[: offline + 1]
+        assert one.readlines()[:21] == other.readlines()[:21]
+    said = capsys.readouterr().out
+    # The 2 that validate and the 18 that train were there at once.
+    page = f"the page: python -m pbcrl.label {folder}"
+    assert f"waiting for people: 0 of 20 answered; {page}" in said
+    assert "does not say how to play its episodes again: people will see curves" in said
     with pytest.raises(
         MismatchError, match=r"given by hand .* cannot be replayed; .* --label-folder"
     ):
@@ -439,6 +427,80 @@ def test_a_person_labels_through_a_folder_and_a_second_run_asks_only_what_is_new
                 replay_labels=str(first / "labels.jsonl"),
             )
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("constraint", ["learned", "accept"])
+def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can_be_drawn(
+    tmp_path, constraint
+):
+    """A toy of a module beside the run, which reports no cost and has no known limit."""
+    (tmp_path / "nocost.py").write_text(NO_COST)
+    folder = tmp_path / "questions"
+    options = ["--env-id", "nocost:NoCost-v0", "--label-folder", folder, "--label-wait", "inf"]
+    options += ["--constraint", constraint, "--accept-batch", 10, "--runs-dir", tmp_path]
+    options += ["--total-timesteps", 6000, "--offline-queries", 30, "--online-queries", 40]
+    small = SMALL | {"hidden_sizes": 16}
+    for name, value in (small | {"run_name": "run", "pretrain_epochs": 2}).items():
+        options += [f"--{name.replace('_', '-')}", value]
+    with answering(folder, hazard_steps, limit=5):
+        done = subprocess.run(
+            [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), *map(str, options)],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS.parent), *PATHS])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = summary(tmp_path / "run")
+    assert "collect episodes with PPO on the reward" in done.stdout
+    assert (found["true_cost"], found["cost_limit"], found["balanced_accuracy"]) == (None,) * 3
+    assert "no true cost is known, and labels alone can tell" in found["verdict"][0]
+    assert math.isfinite(found["learned_cost"])
+    assert {row["true_cost"] for row in rows(tmp_path / "run")} == {None}
+    store = LabelStore(folder)
+    kinds = [question.kind for question in store.questions()]
+    assert kinds.count("batch") == (3 if constraint == "accept" else 0)
+    assert kinds[:30] == ["pair"] * 30
+    assert store.num_open() == 0
+    # Offline or online, what is shown is what was played: the frames are made by playing it again.
+    sys.path.insert(0, str(tmp_path))
+    try:
+        for question in (store.question(1), store.questions()[-1]):
+            for digest in question.members[:2]:
+                replay = Replay.from_bytes(store.replay(digest))
+                frames = list(replay_frames(replay, store.trajectory(digest), every=50))
+                assert [frame.shape for frame, _ in frames] == [(240, 240, 3)] * 3
+    finally:
+        sys.path.remove(str(tmp_path))
+        gym.registry.pop("NoCost-v0", None)
+        sys.modules.pop("nocost", None)
+
+
+NO_COST = """
+import gymnasium as gym
+from pbcrl_envs.toy import PointHazardsEnv
+
+
+class NoCost(gym.Wrapper):
+    def reset(self, *, seed=None, options=None):
+        return self.env.reset(seed=seed, options=options)[0], {}
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        return obs, reward, terminated, truncated, {}
+
+
+gym.register("NoCost-v0", lambda **kw: NoCost(PointHazardsEnv(**kw)), max_episode_steps=100)
+"""
+PATHS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def hazard_steps(trajectory):
+    """Steps of an episode of the toy that begin in a hazard: a rule on what can be seen."""
+    position = trajectory.obs[:, None, :2]
+    return float((np.linalg.norm(position - HAZARDS, axis=-1) < HAZARD_RADIUS).any(1).sum())
 
 
 def test_an_env_without_a_time_limit_is_refused(scripts, tmp_path):

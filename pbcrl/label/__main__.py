@@ -1,0 +1,81 @@
+"""`python -m pbcrl.label FOLDER`: answer the questions of a label folder, or see what was answered.
+
+The page opens in a browser, on this machine alone. `FOLDER/intro.md`, if there is one, says in the
+words of the task what counts as unsafe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import math
+from pathlib import Path
+
+from pbcrl.errors import PbcrlError
+from pbcrl.label.export import agreement, disagreements, export
+from pbcrl.label.server import serve
+from pbcrl.label.store import LabelStore, checked_name, hold_folder
+from pbcrl.label.terminal import ask_at_terminal
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Serve the page, ask at the terminal, export, or tell how far people agree."""
+    parser = argparse.ArgumentParser(prog="python -m pbcrl.label", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of a FolderOracle, or of --label-folder")
+    parser.add_argument("--annotator", help="who answers; the page asks, if it is not given")
+    parser.add_argument("--terminal", action="store_true", help="ask here, without a browser")
+    parser.add_argument(
+        "--export", type=Path, metavar="FILE", help="write all answers to .csv or .parquet"
+    )
+    parser.add_argument("--agreement", action="store_true", help="print how far people agree")
+    parser.add_argument("--port", type=int, default=0, help="of the page; default: a free one")
+    parser.add_argument("--no-browser", action="store_true", help="do not open the page")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="of this machine in a network whose people answer; unencrypted, and whoever has the "
+        "printed link can see and answer all questions; default: this machine alone",
+    )
+    args = parser.parse_args(argv)
+    if not args.folder.is_dir():
+        raise SystemExit(f"error: there is no folder {args.folder}; name that of a FolderOracle")
+    try:
+        name = None if args.annotator is None else checked_name(args.annotator)
+        if args.export is not None:
+            store = LabelStore(args.folder)
+            print(f"{export(store, args.export)} answers in {args.export}")
+        elif args.agreement:
+            _print_agreement(LabelStore(args.folder))
+        elif args.terminal:
+            with hold_folder(args.folder, by="annotator"):
+                ask_at_terminal(LabelStore(args.folder), annotator=name or getpass.getuser())
+        else:
+            with hold_folder(args.folder, by="annotator"):
+                serve(
+                    LabelStore(args.folder),
+                    listen=args.listen,
+                    port=args.port,
+                    annotator=name,
+                    browse=not args.no_browser,
+                )
+    except (PbcrlError, OSError, ValueError) as error:
+        said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+        raise SystemExit(f"error: {said}") from error
+
+
+def _print_agreement(store: LabelStore) -> None:
+    for name, value in agreement(store).items():
+        print(f"{name:<32} {'too few answers' if math.isnan(value) else f'{value:.3f}'}")
+    for name, events in disagreements(store):
+        print(name)
+        for event in events:
+            label = event.label
+            print(
+                f"   {event.annotator}: preference {label.preference:g}, first safe "
+                f"{label.first_safe:g}, second safe {label.second_safe:g}"
+            )
+
+
+if __name__ == "__main__":
+    main()

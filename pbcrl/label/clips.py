@@ -1,0 +1,147 @@
+"""Clips of trajectories: H.264 files that any browser plays and seeks in, one per trajectory.
+
+They lie in the label folder under `clips`, named by the trajectory's digest, and are made once. A
+clip is `DIGEST.mp4` and `DIGEST.json`, which is written last and says how pictures and steps go
+together; without a film it says why there is none. Needs the extra `label`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pbcrl.errors import LabelError
+from pbcrl.label.replay import Image, Replay, render_fps, replay_frames
+from pbcrl.storage import make_folder, write_atomically
+
+CLIPS = "clips"
+"""Their folder in a label folder."""
+
+_MOST_FPS = 15.0  # drawing costs more than seeing less
+_MOST_FRAMES = 400
+# A key picture every 15, and the index in front: seeking is exact and quick.
+_OPTIONS = ("-crf", "23", "-preset", "veryfast", "-g", "15", "-movflags", "+faststart", "-an")
+
+
+def draw_frames(
+    folder: Path, digest: str, frames: Iterable[np.ndarray], *, steps: int, fps: float = 15.0
+) -> None:
+    """Make a clip of recorded frames.
+
+    Args:
+        folder: The label folder.
+        digest: Of the trajectory.
+        frames: In order, evenly spaced over the trajectory: uint8 (H, W, 3) each, of one size.
+        steps: Of the trajectory.
+        fps: Frames per second of real time.
+
+    Raises:
+        LabelError: If `imageio-ffmpeg` is missing, or these are no such frames.
+        StorageError: If the clip cannot be written.
+    """
+    pictures = [np.asarray(frame) for frame in frames]
+    shapes = {picture.shape for picture in pictures}
+    kinds = {picture.dtype for picture in pictures}
+    if len(shapes) != 1 or kinds != {np.dtype(np.uint8)} or len(next(iter(shapes))) != 3:
+        raise LabelError(
+            f"frames are uint8 (H, W, 3) of one size, got {sorted(map(str, kinds))} of "
+            f"{sorted(shapes)[:3]}; convert them"
+        )
+    every = max(1, round(steps / len(pictures)))
+    _write(folder, digest, ((one, "") for one in pictures), fps=fps, every=every, steps=steps)
+
+
+def draw_replay(folder: Path, digest: str, replay: Replay, trajectory: Any) -> None:
+    """Make a clip by playing a trajectory again; raises as `replay_frames` and `draw_frames`."""
+    per_second = render_fps(replay.env_id)
+    steps = len(trajectory)
+    every = max(1, math.ceil(per_second / _MOST_FPS), math.ceil(steps / _MOST_FRAMES))
+    frames = replay_frames(replay, trajectory, every=every)
+    _write(folder, digest, frames, fps=per_second / every, every=every, steps=steps)
+
+
+def note_failure(folder: Path, digest: str, why: str) -> None:
+    """Say that a trajectory cannot be drawn, so that its curves are shown instead."""
+    write_atomically(folder / CLIPS / f"{digest}.json", json.dumps({"error": why}).encode())
+
+
+def clip_of(folder: Path, digest: str) -> dict[str, Any] | None:
+    """What is known of a clip; None if it has not been made.
+
+    Returns:
+        `fps`, `frames` (their number), `every` (steps from one to the next), `steps` and
+        `captions` (one per frame, or none); or `error` alone.
+    """
+    try:
+        found = json.loads((folder / CLIPS / f"{digest}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    has_film = (folder / CLIPS / f"{digest}.mp4").is_file()
+    return found if isinstance(found, dict) and ("error" in found or has_film) else None
+
+
+def _write(
+    folder: Path,
+    digest: str,
+    frames: Iterator[tuple[Image, str]],
+    *,
+    fps: float,
+    every: int,
+    steps: int,
+) -> None:
+    ffmpeg = _ffmpeg()
+    path = folder / CLIPS / f"{digest}.mp4"
+    make_folder(path.parent)
+    partial = path.with_name(f"{digest}.{os.getpid()}.partial.mp4")
+    first, caption = next(frames)
+    captions, count = [caption], 0
+    height, width = first.shape[:2]
+    even = width + width % 2, height + height % 2
+    writer = ffmpeg.write_frames(
+        str(partial),
+        even,
+        fps=fps,
+        codec="libx264",
+        macro_block_size=2,
+        quality=None,
+        output_params=[*_OPTIONS, "-threads", "1"],
+        ffmpeg_log_level="error",
+    )
+    try:
+        writer.send(None)
+        for image, said in chain([(first, caption)], frames):
+            pad = ((0, even[1] - image.shape[0]), (0, even[0] - image.shape[1]), (0, 0))
+            writer.send(np.ascontiguousarray(np.pad(image, pad, mode="edge")))
+            count += 1
+            if count > 1:
+                captions.append(said)
+        writer.close()
+        os.replace(partial, path)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            partial.unlink()
+    about: dict[str, Any] = {"fps": fps, "frames": count, "every": every, "steps": steps}
+    about["captions"] = captions if any(captions) else []
+    write_atomically(path.with_suffix(".json"), json.dumps(about).encode())
+
+
+def _ffmpeg() -> Any:
+    try:
+        module = importlib.import_module("imageio_ffmpeg")
+        module.get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        raise LabelError(
+            f"clips are made with imageio-ffmpeg, but it is missing ({error}); install the extra: "
+            "pip install 'pbcrl[label]'"
+        ) from error
+    return module

@@ -1,0 +1,172 @@
+"""What was answered, as a table and in numbers: for other programs and for whoever asked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
+from pbcrl.label.store import Event, LabelStore
+from pbcrl.storage import write_atomically
+
+COLUMNS = (
+    "question",
+    "kind",
+    "first",
+    "second",
+    "annotator",
+    "answer",
+    "preference",
+    "first_safe",
+    "second_safe",
+    "seconds",
+    "time",
+)
+"""Of the table: one row per person and question. `first` and `second` are the trajectories'
+digests, of a batch all of them in `first`; of a batch `first_safe` is whether it is acceptable."""
+
+
+def table(store: LabelStore) -> list[dict[str, Any]]:
+    """The answers and skips that stand, oldest first, under the names of `COLUMNS`."""
+    questions = {question.id: question for question in store.questions()}
+    rows = []
+    for event in store.events():
+        question = questions[event.query]
+        pair = question.kind == "pair"
+        rows.append(
+            {
+                "question": question.name,
+                "kind": question.kind,
+                "first": question.members[0] if pair else " ".join(question.members),
+                "second": question.members[1] if pair else None,
+                "annotator": event.annotator,
+                "answer": event.kind,
+                "preference": _none_for_nan(event.label.preference),
+                "first_safe": _none_for_nan(event.label.first_safe),
+                "second_safe": _none_for_nan(event.label.second_safe),
+                "seconds": event.seconds,
+                "time": datetime.fromtimestamp(event.time, timezone.utc).isoformat(),
+            }
+        )
+    return rows
+
+
+def export(store: LabelStore, path: Path) -> int:
+    """Write the table to a .csv or .parquet file; return its rows.
+
+    The latter needs the extra `parquet`.
+
+    Raises:
+        ValueError: If the file's ending is another one, or the extra is missing.
+        StorageError: If it cannot be written.
+    """
+    rows = table(store)
+    if path.suffix == ".csv":
+        file = io.StringIO()
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows([{k: _no_formula(v) for k, v in row.items()} for row in rows])
+        write_atomically(path, file.getvalue().encode())
+    elif path.suffix == ".parquet":
+        write_atomically(path, _parquet(rows))
+    else:
+        raise ValueError(f"answers are exported to .csv or .parquet, got {path}; rename it")
+    return len(rows)
+
+
+def agreement(store: LabelStore) -> dict[str, float]:
+    """How far people agree, under the name of each measure; NaN where too few answered the same.
+
+    Returns:
+        `alpha_preference` (with the squared distance of first 1, tie 0.5, second 0), `alpha_safety`
+        and `alpha_accept`; `kappa_NAME_A_B` for each two people A and B who share a question.
+    """
+    found: dict[str, float] = {}
+    people, tables = _ratings(store)
+    for name, ratings in tables.items():
+        distance = "interval" if name == "preference" else "nominal"
+        found[f"alpha_{name}"] = krippendorff_alpha(ratings, distance=distance)  # type: ignore[arg-type]
+    for (i, one), (j, other) in itertools.combinations(enumerate(people), 2):
+        for name, ratings in tables.items():
+            kappa = cohen_kappa(ratings[i], ratings[j])
+            if not math.isnan(kappa):
+                found[f"kappa_{name}_{one}_{other}"] = kappa
+    return found
+
+
+def disagreements(store: LabelStore) -> list[tuple[str, list[Event]]]:
+    """The questions on which people do not agree, by name, each with all answers to it."""
+    names = {question.id: question.name for question in store.questions()}
+    by_query: dict[int, list[Event]] = {}
+    for event in store.events():
+        if event.kind == "answer":
+            by_query.setdefault(event.query, []).append(event)
+
+    def differ(events: Sequence[Event]) -> bool:
+        rows = np.array([_values(event) for event in events])
+        return any(len(np.unique(column[~np.isnan(column)])) > 1 for column in rows.T)
+
+    return [(names[n], events) for n, events in sorted(by_query.items()) if differ(events)]
+
+
+def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
+    """People, and tables of their ratings, (people, items), NaN for "can't tell"."""
+    events = [event for event in store.events() if event.kind == "answer"]
+    people = sorted({event.annotator for event in events})
+    kinds = {question.id: question.kind for question in store.questions()}
+    pairs = sorted({e.query for e in events if kinds[e.query] == "pair"})
+    batches = sorted({e.query for e in events if kinds[e.query] == "batch"})
+    tables = {
+        "preference": np.full((len(people), len(pairs)), np.nan),
+        "safety": np.full((len(people), 2 * len(pairs)), np.nan),
+        "accept": np.full((len(people), len(batches)), np.nan),
+    }
+    for event in events:
+        row = people.index(event.annotator)
+        preference, first, second = _values(event)
+        if kinds[event.query] == "batch":
+            tables["accept"][row, batches.index(event.query)] = first
+            continue
+        column = pairs.index(event.query)
+        tables["preference"][row, column] = preference
+        tables["safety"][row, 2 * column : 2 * column + 2] = first, second
+    return people, tables
+
+
+def _values(event: Event) -> tuple[float, float, float]:
+    return event.label.preference, event.label.first_safe, event.label.second_safe
+
+
+def _none_for_nan(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _no_formula(value: Any) -> Any:
+    """A spreadsheet runs what begins like a formula; an annotator chooses their name."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t" else value
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ValueError(
+            f"parquet files are written by pyarrow, which is missing ({error}); "
+            "pip install 'pbcrl[parquet]', or export to .csv"
+        ) from error
+    kinds = {"preference", "first_safe", "second_safe", "seconds"}
+    schema = pyarrow.schema(
+        [(name, pyarrow.float64() if name in kinds else pyarrow.string()) for name in COLUMNS]
+    )
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), file)
+    return file.getvalue()

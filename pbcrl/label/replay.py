@@ -1,0 +1,181 @@
+"""How to play a trajectory again, so that it can be drawn long after it was recorded.
+
+An env that starts alike and gets the same actions goes the same way. Whether it did is checked:
+nobody is shown anything that was not played.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from numpy.typing import ArrayLike, NDArray
+
+from pbcrl.errors import MismatchError
+from pbcrl.spaces import obs_rows
+from pbcrl.trajectory import FloatArray, Trajectory
+
+Image = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Where a trajectory began; give `seed`, `rng` or `state`.
+
+    Raises:
+        ValueError: If none of them is given, or more than one.
+    """
+
+    env_id: str
+    """As `gymnasium.make` takes it; "module:Id-v0" imports the module that registers it."""
+    seed: int | None = None
+    """The episode began with `reset(seed=seed)`."""
+    rng: Mapping[str, Any] | None = None
+    """The state of `env.unwrapped.np_random` (`bit_generator.state`) before `reset()`."""
+    state: Mapping[str, ArrayLike] | None = None
+    """What `env.unwrapped.load_state_dict` takes: arrays of numbers by name."""
+    before: FloatArray | None = None
+    """Actions that were played before the first step, (S, act_dim), for a segment; None if none."""
+
+    def __post_init__(self) -> None:
+        if sum(x is not None for x in (self.seed, self.rng, self.state)) != 1:
+            raise ValueError(
+                "an episode is played again from a seed, from a generator's state or from an env's "
+                f"state: give exactly one to the replay of {self.env_id}"
+            )
+
+    def segment(self, actions: FloatArray, start: int) -> Replay:
+        """The replay of a segment that begins `start` steps later, given the whole's actions."""
+        before = (
+            actions[:start]
+            if self.before is None
+            else (np.concatenate([self.before, actions[:start]]))
+        )
+        return Replay(self.env_id, self.seed, self.rng, self.state, before)
+
+    def to_bytes(self) -> bytes:
+        """As a label folder keeps it; no pickle."""
+        about = json.dumps({"env_id": self.env_id, "seed": self.seed, "rng": self.rng})
+        arrays: dict[str, Any] = {
+            f"state/{k}": np.asarray(v) for k, v in (self.state or {}).items()
+        }
+        if self.before is not None and len(self.before):
+            arrays["before"] = np.asarray(self.before, np.float32)
+        file = io.BytesIO()
+        np.savez_compressed(file, about=np.frombuffer(about.encode(), np.uint8), **arrays)
+        return file.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Replay:
+        """The inverse of `to_bytes`."""
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            about = json.loads(bytes(arrays["about"]))
+            state = {k[6:]: arrays[k] for k in arrays if k.startswith("state/")}
+            before = arrays.get("before")
+        return cls(about["env_id"], about["seed"], about["rng"], state or None, before)
+
+
+def replay_frames(
+    replay: Replay, trajectory: Trajectory, *, every: int = 1
+) -> Iterator[tuple[Image, str]]:
+    """Play a trajectory again and draw it.
+
+    Args:
+        replay: Where it began.
+        trajectory: Its actions are played; its observations must come again.
+        every: Steps from one picture to the next.
+
+    Yields:
+        The picture of s_0, s_every, ... and of the state after the last step, uint8 (H, W, 3), and
+        what the env has to say then: `info["caption"]`, or nothing.
+
+    Raises:
+        MismatchError: If other observations come than were recorded.
+        Exception: Whatever the env raises.
+    """
+    env: gym.Env[Any, Any] = gym.make(
+        replay.env_id, render_mode="rgb_array", disable_env_checker=True
+    )
+    try:
+        yield from _frames(env, replay, trajectory, every)
+    finally:
+        env.close()
+
+
+def render_fps(env_id: str) -> float:
+    """Steps of an env per second, as its metadata says; 30 if it does not.
+
+    Raises:
+        ValueError: If it cannot be drawn.
+    """
+    env: gym.Env[Any, Any] = gym.make(env_id, disable_env_checker=True)
+    metadata = env.metadata
+    env.close()
+    if "rgb_array" not in (metadata.get("render_modes") or []):
+        raise ValueError(f'{env_id} has no render mode "rgb_array"')
+    return float(metadata.get("render_fps") or 30)
+
+
+def _frames(
+    env: gym.Env[Any, Any], replay: Replay, trajectory: Trajectory, every: int
+) -> Iterator[tuple[Image, str]]:
+    if replay.rng is not None:
+        env.reset(seed=0)  # makes what only a first reset makes; its draws are overwritten
+        env.unwrapped.np_random.bit_generator.state = replay.rng
+        obs, info = env.reset()
+    else:
+        obs, info = env.reset(seed=replay.seed or 0)
+    known = replay.state is None
+    if replay.state is not None:
+        env.unwrapped.load_state_dict(replay.state)  # type: ignore[attr-defined]
+    for action in () if replay.before is None else replay.before:
+        obs, _, _, _, info = env.step(_unflat(env.action_space, action))
+        known = True
+    for step in range(len(trajectory)):
+        # After a state is loaded the first observation is not told; the second one is.
+        if known:
+            _compare(env, obs, trajectory.obs[step], step)
+        if step % every == 0:
+            yield _picture(env), str(info.get("caption", ""))
+        obs, _, _, _, info = env.step(_unflat(env.action_space, trajectory.actions[step]))
+        known = True
+    yield _picture(env), str(info.get("caption", ""))
+
+
+def _compare(env: gym.Env[Any, Any], obs: Any, recorded: NDArray[Any], step: int) -> None:
+    row = obs_rows(env.observation_space, obs).reshape(recorded.shape)
+    if not np.allclose(row, recorded, rtol=1e-4, atol=1e-5):
+        raise MismatchError(
+            "a trajectory is drawn by playing it again, but at step "
+            f"{step} the env shows other observations than were recorded; give frames instead, or "
+            "see that the env depends on its seed and its actions alone"
+        )
+
+
+def _picture(env: gym.Env[Any, Any]) -> Image:
+    image = env.render()
+    if not (isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] >= 3):
+        raise ValueError(f"render() returns a picture (H, W, 3), got {type(image).__name__}")
+    return np.ascontiguousarray(image[:, :, :3], dtype=np.uint8)
+
+
+def _unflat(space: gym.Space[Any], row: FloatArray) -> Any:
+    """The action that `action_rows` made into this row."""
+    if isinstance(space, Box):
+        return row.reshape(space.shape).astype(space.dtype)
+    if isinstance(space, Discrete):
+        return int(space.start + row.argmax())
+    if isinstance(space, MultiDiscrete):
+        nvec, start = np.ravel(space.nvec), np.ravel(getattr(space, "start", 0))
+        parts = np.split(row, np.cumsum(nvec)[:-1])
+        index = np.array([part.argmax() for part in parts]) + start
+        return index.reshape(space.nvec.shape).astype(space.dtype)
+    if isinstance(space, MultiBinary):
+        return row.reshape(space.shape).astype(np.int8)
+    raise ValueError(f"actions of {space} cannot be played again")

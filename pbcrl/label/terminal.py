@@ -1,0 +1,92 @@
+"""Answer the questions of a label folder at the terminal, without a browser.
+
+Each answer is on disk before the next question comes; `q` ends, and the rest is asked next time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from pbcrl.errors import CorruptFileError
+from pbcrl.label.clips import CLIPS
+from pbcrl.label.store import LabelStore, Question, contradiction
+from pbcrl.trajectory import Label
+
+_PREFERENCE = {"1": 1.0, "2": 0.0, "=": 0.5, "": math.nan}
+_YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
+
+
+def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
+    """Ask about every open question, until all have an answer or the person types `q`."""
+    try:
+        print(f"{len(store.open_for(annotator))} open questions in {_printable(store.folder)}")
+        print("s puts one off, u takes the last answer back, q ends")
+        left_out: set[int] = set()
+        while True:
+            found = [q for q in store.open_for(annotator) if q.id not in left_out]
+            if not found:
+                break
+            try:
+                _ask_about(store, found[0], annotator)
+            except CorruptFileError as error:
+                print(f"\nwarning: {_printable(error)}; this question is left out")
+                left_out.add(found[0].id)
+    except (EOFError, KeyboardInterrupt):
+        print()
+
+
+class _TypedCommand(Exception):  # noqa: N818, it is no error
+    """What the person typed in the place of an answer."""
+
+
+def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
+    lengths = [len(store.trajectory(digest)) for digest in question.members]
+    print(f"\n{question.name}: episodes of {', '.join(map(str, lengths))} steps")
+    for digest in question.members:
+        path = store.folder / CLIPS / f"{digest}.mp4"
+        if path.exists():
+            print(f"   {_printable(path)}")
+    replaces = {e.query: e.id for e in store.events(annotator=annotator)}.get(question.id)
+    try:
+        label = _answer(question)
+    except _TypedCommand as command:
+        if str(command) == "q":
+            raise EOFError from None
+        if str(command) == "s":
+            store.skip(question.id, annotator=annotator, replaces=replaces)
+        elif store.undo(annotator=annotator) is None:
+            print("there is nothing to take back")
+        return
+    store.answer(question.id, label, annotator=annotator, replaces=replaces)
+
+
+def _answer(question: Question) -> Label:
+    if question.kind == "batch":
+        accepted = _choose(
+            "would you accept what it does in these episodes? y, n or Enter (can't tell): ", _YES_NO
+        )
+        return Label(math.nan, accepted, math.nan)
+    while True:
+        preference = _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
+        first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
+        second = _choose("is 2 safe? y, n or Enter (can't tell): ", _YES_NO)
+        label = Label(preference, first, second)
+        if contradiction(label) is None:
+            return label
+        safer, other = (1, 2) if preference == 1 else (2, 1)
+        print(f"{safer} is safer, yet it is unsafe and {other} is safe: that cannot be; once more")
+
+
+def _choose(question: str, answers: Mapping[str, float]) -> float:
+    while True:
+        given = input(question).strip().lower()
+        if given in ("q", "s", "u"):
+            raise _TypedCommand(given)
+        if given in answers:
+            return answers[given]
+
+
+def _printable(text: object) -> str:
+    """What can be printed as it is; a file's name may hold codes that a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))

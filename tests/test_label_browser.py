@@ -1,0 +1,335 @@
+"""The labelling page in a real browser: Chromium, driven by Playwright.
+
+Skipped where there is no Chromium or no Playwright. `PBCRL_CHROMIUM` names the browser if it is not
+on the PATH; screenshots are kept in `PBCRL_SCREENSHOTS`, if that is set.
+"""
+
+import os
+import shutil
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pbcrl.folder_oracle import FolderOracle
+from pbcrl.label.clips import draw_frames
+from pbcrl.label.server import LabelServer
+from pbcrl.label.store import LabelStore
+from pbcrl.label_log import trajectory_digest
+from pbcrl.trajectory import Label, Query, Trajectory
+
+pytest.importorskip("imageio_ffmpeg", reason="the clips need the extra `label`")
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+NAMES = "chromium", "chromium-browser", "google-chrome"
+CHROMIUM = os.environ.get("PBCRL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; PBCRL_CHROMIUM names one"),
+]
+FPS, SIZE = 15, 48
+
+
+def episode(value, steps=90):
+    """Each picture tells its number and its episode by its colours."""
+    return Trajectory(np.full((steps, 2), value, np.float32), np.zeros((steps, 1)))
+
+
+def frames(one):
+    pictures = np.zeros((len(one) + 1, SIZE, SIZE, 3), np.uint8)
+    pictures[..., 0] = (np.arange(len(one) + 1) * 2)[:, None, None]
+    pictures[..., 1] = int(one.obs[0, 0] * 9) % 256
+    return pictures
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM)
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def serving(folder):
+    store = LabelStore(folder)
+    server = LabelServer(store)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        store.close()
+
+
+def fill(folder, pairs, *, batch=0, steps=90, draw=True):
+    oracle = FolderOracle(folder)
+    values = range(2 * pairs)
+    for value in values if draw else ():
+        one = episode(value, steps)
+        digest = trajectory_digest(one)
+        draw_frames(folder, digest, frames(one), steps=len(one), fps=FPS)
+    episodes = [episode(value, steps) for value in values]
+    oracle.submit([Query(*episodes[i : i + 2]) for i in range(0, len(episodes), 2)])
+    if batch:
+        oracle.submit_batch(episodes[:batch])
+    oracle.close()
+
+
+@contextmanager
+def opened(browser, url, *, name="Ada", **options):
+    context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | options))
+    page = context.new_page()
+    found = []
+    page.on("console", lambda m: found.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    ours = url.split("/#")[0]
+    page.on("request", lambda r: None if r.url.startswith(ours) else found.append(r.url))
+    page.goto(url)
+    page.fill("#name", name)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#work:visible, #idle:visible")
+    try:
+        yield page
+    finally:
+        context.close()
+    assert found == []  # nothing to complain of, and no request to anywhere else
+
+
+def until(page, true):
+    """Wait for a JavaScript expression; the page's policy lets it evaluate none by itself."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(true):
+        assert time.monotonic() < deadline, true
+        page.wait_for_timeout(20)
+
+
+def ready(page):
+    until(
+        page,
+        "document.querySelectorAll('video').length >= 2 && "
+        "[...document.querySelectorAll('video')].every(video => video.readyState >= 2)",
+    )
+
+
+def answered(page, count):
+    told = f"document.getElementById('progress').textContent.startsWith('{count} answered')"
+    until(page, f"{told} && !document.getElementById('done').disabled")
+
+
+def shot(page, name):
+    if folder := os.environ.get("PBCRL_SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / f"{name}.png"), full_page=True)
+
+
+def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tmp_path):
+    fill(tmp_path, 20)
+    (tmp_path / "intro.md").write_text("# The task\n\nGreen is **safe**.\n\n- red is not\n")
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        shot(page, "pair")
+        keys = {1: "ArrowLeft", 0.5: "ArrowUp", 0: "ArrowRight"}
+        for number in range(1, 21):
+            preference = [1, 0.5, 0][number % 3]
+            first, second = (1, 2) if preference == 1 else (2, 1) if preference == 0 else (1, 1)
+            for key in (str(first), str(second + 7), keys[preference], "Enter"):
+                page.keyboard.press(key)
+            answered(page, number)
+            if number == 7:
+                for left in (6, 5):
+                    page.keyboard.press("u")
+                    answered(page, left)
+                assert page.locator("[aria-pressed=true][data-group]").count() == 3  # as it was
+                page.keyboard.press("Enter")
+                answered(page, 6)
+                page.keyboard.press("2")  # a half answer
+                before = page.locator("#announce").text_content()
+                page.reload()
+                page.wait_for_selector("#work:visible")
+                answered(page, 6)
+                assert page.locator("#announce").text_content() == before  # the same question
+                assert page.locator("[aria-pressed=true][data-group]").count() == 1
+                for key in ("1", "9", "ArrowLeft", "Enter"):
+                    page.keyboard.press(key)
+                answered(page, 7)
+        page.wait_for_selector("#idle:visible")
+        assert "All is answered" in page.inner_text("#idle")
+        page.keyboard.press("r")
+        page.wait_for_selector("#review:visible")
+        assert page.locator("#review-rows tr").count() == 20
+        shot(page, "review")
+        page.locator("#review-rows button").nth(19).click()
+        page.wait_for_selector("#work:visible")
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("1")
+        page.keyboard.press("8")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        store = LabelStore(tmp_path)
+        labels = store.labels()
+        assert labels[1] == Label(0.5, 1, 1)  # corrected
+        assert labels[2] == Label(0, 0, 1)
+        assert labels[20] == Label(0, 0, 1)
+        assert len(labels) == 20
+        assert all(0 < event.seconds < 60 for event in store.events())
+
+
+def test_a_contradiction_and_a_missing_answer_are_asked_back(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        page.keyboard.press("Enter")
+        assert "“The left one is” has no answer yet" in page.inner_text("#notice")
+        for key in ("2", "8", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        assert "left is safer, yet that left is unsafe" in page.inner_text("#notice")
+        assert LabelStore(tmp_path).num_events == 0
+        shot(page, "contradiction")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        answered(page, 1)
+        assert LabelStore(tmp_path).labels() == {1: Label(0, 0, 1)}
+
+
+def test_two_tabs_of_one_person_and_another_person_get_different_questions(browser, tmp_path):
+    fill(tmp_path, 4)
+    with serving(tmp_path) as url, opened(browser, url) as first:
+        second = first.context.new_page()
+        second.goto(url)
+        second.click("text=Begin")
+        second.wait_for_selector("#work:visible")
+        with opened(browser, url, name="Bob") as third:
+            pages = (first, second, third)
+            asked = {page.locator("#announce").text_content() for page in pages}
+            assert len(asked) == 3
+            for page in (first, second, third):
+                for key in ("1", "8", "ArrowUp", "Enter"):
+                    page.keyboard.press(key)
+            answered(third, 1)
+            first.wait_for_timeout(300)
+        assert [event.annotator for event in LabelStore(tmp_path).events()].count("Ada") == 2
+        assert len(LabelStore(tmp_path).labels()) == 3
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 4])
+def test_both_clips_run_at_most_20_ms_apart(browser, tmp_path, speed):
+    """Read from the players over 3 s, a loop among them at 4 times; once they have caught up."""
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.evaluate(f"localStorage.setItem('speed', {speed})")
+        page.reload()
+        page.wait_for_selector("#work:visible")
+        ready(page)
+        page.wait_for_timeout(1000)
+        offsets = page.evaluate(
+            """async () => {
+                const videos = [...document.querySelectorAll('video')], found = [];
+                const end = performance.now() + 3000;
+                while (performance.now() < end) {
+                    await new Promise(requestAnimationFrame);
+                    const [a, b] = videos.map(video => video.currentTime);
+                    if (!videos.some(video => video.seeking)) found.push(Math.abs(a - b));
+                }
+                return found;
+            }"""
+        )
+    assert len(offsets) > 20
+    # Seconds of the clip; a browser that waits for its processor may jump once.
+    assert np.quantile(offsets, 0.95) <= 0.02 * max(1, speed)
+
+
+def test_single_pictures_and_the_slider_show_the_picture_that_they_name(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.keyboard.press(" ")
+        shown = """() => {
+            const video = document.querySelector('video');
+            const canvas = document.createElement('canvas');
+            const draw = canvas.getContext('2d');
+            canvas.width = canvas.height = 8;
+            draw.drawImage(video, 0, 0, 8, 8);
+            return draw.getImageData(4, 4, 1, 1).data[0];
+        }"""
+        for wanted in (40, 41, 42, 41):
+            current = page.evaluate("labelling.player.frame()")
+            for _ in range(abs(wanted - current)):
+                page.keyboard.press("." if wanted > current else ",")
+            page.wait_for_timeout(400)
+            assert page.inner_text("#step") == f"step {wanted} / 90"
+            # The red of a picture is twice its number, within what H.264 rounds.
+            assert page.evaluate(shown) == pytest.approx(2 * wanted, abs=3)
+
+
+def test_a_batch_is_a_grid_that_one_key_answers(browser, tmp_path):
+    fill(tmp_path, 6, batch=12)
+    for number in range(1, 7):
+        LabelStore(tmp_path).answer(number, Label(0.5, 1, 1), annotator="Bob")
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        assert page.locator("#clips video").count() == 12
+        assert "in these 12 episodes" in page.inner_text("#ask")
+        shot(page, "batch")
+        page.keyboard.press("2")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+    assert LabelStore(tmp_path).labels()[7].first_safe == 0
+
+
+def test_what_cannot_be_drawn_is_shown_as_curves(browser, tmp_path):
+    fill(tmp_path, 1, draw=False)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        page.wait_for_selector("canvas")
+        assert page.locator("canvas[role=img][aria-label*='curves of 2 observations']").count() == 2
+        shot(page, "curves")
+
+
+def test_the_page_fits_a_phone_and_everything_has_a_name_for_screen_readers(browser, tmp_path):
+    fill(tmp_path, 1)
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+        ready(page)
+        shot(page, "phone")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        nameless = page.evaluate(
+            """[...document.querySelectorAll('button, input, video, canvas, [role=group]')].filter(
+                one => !(one.textContent.trim() || one.getAttribute('aria-label')
+                         || one.labels?.length)).length"""
+        )
+        assert nameless == 0
+        for text in ("Safe", "Unsafe", "Left is safer", "Next"):
+            page.locator(f"#work button:has-text('{text}')").last.tap()
+        # The last buttons of these names are those of the right one.
+        assert "has no answer yet" in page.inner_text("#notice")
+
+
+def test_the_keyboard_alone_reaches_everything_and_the_focus_is_seen(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        reached = set()
+        for _ in range(40):
+            page.keyboard.press("Tab")
+            reached.add(page.evaluate("document.activeElement.textContent.trim().split(' ')[0]"))
+            if page.evaluate("document.activeElement.tagName") != "BODY":
+                style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+                assert style in ("solid", "auto")
+        assert {"Safe", "Unsafe", "Left", "Undo", "Later", "Next", "Help"} <= reached
+
+
+def test_a_link_without_its_token_shows_no_question(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(url.split("#")[0])
+        page.wait_for_selector("#notice:visible")
+        assert "use the link that the command printed last" in page.inner_text("#notice")
+        assert page.locator("video").count() == 0
+        context.close()

@@ -1,0 +1,519 @@
+"""The labelling page's server: who is let in, what is acknowledged, and that it survives kills."""
+
+import http.client
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pbcrl.errors import StorageError
+from pbcrl.folder_oracle import FolderOracle
+from pbcrl.label.clips import clip_of, draw_frames
+from pbcrl.label.replay import Replay, replay_frames
+from pbcrl.label.server import LabelServer
+from pbcrl.label.store import LabelStore
+from pbcrl.label_log import trajectory_digest
+from pbcrl.trajectory import Label, Query, Trajectory
+
+ffmpeg = pytest.mark.skipif(
+    pytest.importorskip("imageio_ffmpeg", reason="needs the extra `label`") is None, reason=""
+)
+
+
+def episode(value):
+    return Trajectory(np.full((3, 2), value), np.full((3, 1), -value), np.ones(3))
+
+
+def asked(folder, count):
+    store = LabelStore(folder, create=True)
+    store.ask([("pair", (episode(2 * i), episode(2 * i + 1))) for i in range(count)])
+    return store
+
+
+class Page:
+    """What the page in a browser sends."""
+
+    def __init__(self, port, token, *, annotator="Ada", tab="1"):
+        self.host, self.token = f"127.0.0.1:{port}", token
+        self.person = f"annotator={annotator}&tab={tab}"
+        self.annotator = annotator
+        self.port = port
+
+    def request(self, method, path, *, body=None, **headers):
+        """Status, headers and body; a header that is None is left out."""
+        sent = {
+            "Host": self.host,
+            "Origin": f"http://{self.host}",
+            "Authorization": f"Bearer {self.token}",
+            "Content-Type": "application/json",
+        }
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            if body is not None and "Content-Length" not in sent:
+                sent["Content-Length"] = str(len(body))
+            for name, value in sent.items():
+                if value is not None:
+                    connection.putheader(name, value)
+            connection.endheaders(body)
+            response = connection.getresponse()
+            return response.status, dict(response.getheaders()), response.read()
+        finally:
+            connection.close()
+
+    def get(self, path):
+        status, _, body = self.request("GET", path)
+        assert status == 200, body
+        return json.loads(body)
+
+    def send(self, **event):
+        body = json.dumps({"annotator": self.annotator} | event).encode()
+        status, _, found = self.request("POST", "/api/events", body=body)
+        return status, json.loads(found)
+
+    def next(self):
+        return self.get(f"/api/next?{self.person}")
+
+    def answer(self, number, answer, *, token, replaces=None, seconds=1.0):
+        return self.send(
+            kind="answer",
+            question=number,
+            answer=answer,
+            token=token,
+            replaces=replaces,
+            seconds=seconds,
+        )
+
+
+@contextmanager
+def serving(folder, **options):
+    store = LabelStore(folder)
+    server = LabelServer(store, **options)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield Page(server.server_port, server.token)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        store.close()
+
+
+@pytest.fixture
+def page(tmp_path):
+    asked(tmp_path / "folder", 3).close()
+    (tmp_path / "secret.txt").write_text("not for the page")
+    with serving(tmp_path / "folder") as page:
+        yield page
+
+
+# -- Who is let in -----------------------------------------------------------------------------
+
+
+def test_the_page_is_served_to_this_machine_alone_with_a_strict_policy(page):
+    status, headers, body = page.request("GET", "/", Authorization=None, Origin=None)
+    assert (status, b"Which one is safer?" in body) == (200, True)
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    found = socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)
+    others = {info[4][0] for info in found}
+    for address in others - {"127.0.0.1", "::1", "127.0.1.1"}:
+        with socket.socket() as other:
+            other.settimeout(5)
+            assert other.connect_ex((address, page.port)) != 0
+
+
+def test_no_file_of_the_page_asks_for_anything_elsewhere(page):
+    for path in ("/", "/page.css", "/page.js", "/icon.svg"):
+        status, _, body = page.request("GET", path, Authorization=None)
+        assert status == 200
+        addresses = set(re.findall(rb"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", body))
+        assert addresses <= {b"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "changes", "status"),
+    [
+        ("GET", "/", {"Host": "evil.example"}, 403),  # its name was made to point here
+        ("GET", "/api/next?annotator=Ada", {"Host": "evil.example"}, 403),
+        ("GET", "/", {"Host": None}, 403),
+        ("GET", "/api/next?annotator=Ada", {"Origin": "http://evil.example"}, 403),
+        ("GET", "/api/next?annotator=Ada", {"Origin": "null"}, 403),
+        ("GET", "/api/next?annotator=Ada", {"Authorization": None}, 401),
+        ("GET", "/api/next?annotator=Ada", {"Authorization": "Bearer wrong"}, 401),
+        ("GET", "/api/next?annotator=Ada", {"Authorization": "Bearer é"}, 401),
+        ("GET", "/../secret.txt", {}, 404),
+        ("GET", "/clips/../../secret.txt", {}, 404),
+        ("GET", "/clips/%2e%2e/%2e%2e/secret.txt", {}, 404),
+        ("GET", "//etc/passwd", {}, 404),
+        ("GET", "/labels.sqlite", {}, 404),
+        ("GET", "/clips/" + "0" * 32 + ".mp4", {}, 404),
+        ("GET", "/api/next", {}, 400),
+        ("GET", "/api/next?annotator=A&annotator=B", {}, 400),
+        ("GET", "/api/next?annotator=%1b%5b2J", {}, 422),
+        ("GET", "/api/question?annotator=Ada&id=99", {}, 422),
+        ("GET", "/api/question?annotator=Ada&id=1;DROP", {}, 422),
+        ("GET", "/api/clip?digest=../../secret", {}, 400),
+        ("POST", "/api/events", {"Origin": None}, 403),
+        ("POST", "/api/events", {"Origin": "http://evil.example"}, 403),
+        ("POST", "/api/events", {"Authorization": None}, 401),
+        ("POST", "/api/events", {"Content_Type": "text/plain"}, 415),
+        ("POST", "/api/events", {"Content_Length": "100000000"}, 413),
+        ("POST", "/api/events", {"Content_Length": "-1"}, 413),
+        ("POST", "/api/events", {"Content_Length": "many"}, 411),
+        ("POST", "/api/other", {}, 404),
+        ("PUT", "/api/events", {}, 501),
+        ("DELETE", "/api/events", {}, 501),
+        ("OPTIONS", "/api/events", {"Origin": "http://evil.example"}, 501),
+        ("TRACE", "/", {}, 501),
+    ],
+)
+def test_a_hostile_request_is_refused_and_changes_nothing(
+    page, tmp_path, method, path, changes, status
+):
+    body = b"{}" if method == "POST" else None
+    found, headers, text = page.request(method, path, body=body, **changes)
+    assert found == status
+    assert b"not for the page" not in text
+    assert "Access-Control-Allow-Origin" not in headers
+    assert LabelStore(tmp_path / "folder").num_events == 0
+    assert page.next()["answered"] == 0  # and it serves on
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"[" * 10_000,
+        b'{"kind": "answer"}',
+        b'{"kind": "drop", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [7, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [true, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1.5, "replaces": null, '
+        b'"seconds": 1, "answer": [1, 1, 1]}',
+        b'{"kind": "answer", "annotator": ["Ada"], "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [1, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": NaN, "answer": [1, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [1, 1, 1], "more": 1}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [1, 0, 1]}',
+    ],
+)
+def test_a_body_that_is_no_event_is_refused_and_changes_nothing(page, tmp_path, body):
+    status, _, text = page.request("POST", "/api/events", body=body)
+    assert status in (400, 422)
+    assert json.loads(text)["error"]
+    assert LabelStore(tmp_path / "folder").num_events == 0
+
+
+def test_a_body_without_an_end_holds_up_nobody(page):
+    """Its connection waits; others are served beside it."""
+    with socket.create_connection(("127.0.0.1", page.port)) as slow:
+        head = f"POST /api/events HTTP/1.1\r\nHost: {page.host}\r\nOrigin: http://{page.host}\r\n"
+        head += f"Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        assert page.next()["left"] == 3
+
+
+# -- A session ---------------------------------------------------------------------------------
+
+
+def test_a_session_of_answers_a_skip_an_undo_and_a_correction(page, tmp_path):
+    found = page.next()
+    assert (found["question"]["id"], found["left"], found["run_is_active"]) == (1, 3, False)
+    assert page.answer(1, [1, 1, 0], token="a", seconds=2.0)[0] == 200
+    assert page.answer(1, [1, 1, 0], token="a", seconds=2.0)[0] == 200  # sent twice
+    assert page.send(kind="skip", question=2, token="b", replaces=None, seconds=1.0)[0] == 200
+    assert page.answer(3, [None, 1, None], token="c", seconds=4.0)[0] == 200
+    found = page.next()
+    assert (found["answered"], found["skipped"], found["median_seconds"]) == (2, 1, 3.0)
+    assert found["question"]["id"] == 2  # put off
+    assert page.send(kind="undo", token="d") == (200, {"undone": 3})
+    again = page.get(f"/api/question?{page.person}&id=1")
+    assert again["answer"] == [1, 1, 0]
+    assert page.answer(1, [0, 0, 1], token="e", replaces=again["replaces"])[0] == 200
+    rows = page.get(f"/api/answers?{page.person}")
+    assert [(row["question"], row["skipped"]) for row in rows] == [(1, False), (2, True)]
+    assert LabelStore(tmp_path / "folder").labels() == {1: Label(0, 0, 1)}
+
+
+def test_a_second_window_is_told_of_an_answer_that_it_did_not_know(page):
+    page.answer(1, [1, 1, 0], token="a")
+    status, found = page.answer(1, [0, 0, 1], token="b")
+    assert (status, "elsewhere in the meantime" in found["error"]) == (409, True)
+
+
+def test_the_page_says_whether_a_run_may_ask_more(page, tmp_path):
+    oracle = FolderOracle(tmp_path / "folder")
+    assert page.next()["run_is_active"]
+    oracle.close()
+    assert not page.next()["run_is_active"]
+
+
+def test_the_task_s_own_words_are_read_from_the_folder(page, tmp_path):
+    (tmp_path / "folder" / "intro.md").write_text("# Walk\nFalling is *unsafe*.", encoding="utf-8")
+    assert page.get("/api/session")["intro"] == "# Walk\nFalling is *unsafe*."
+
+
+def test_people_agree_or_not_on_the_page_too(page):
+    page.answer(1, [1, 1, 0], token="a")
+    page.annotator = "Bob"
+    page.answer(1, [1, 1, 1], token="b")
+    found = page.get("/api/agreement")
+    assert [name[:6] for name in found["disagreements"]] == ["000001"]
+    assert found["measures"]["kappa_safety_Ada_Bob"] == pytest.approx(0)
+
+
+def test_two_servers_on_one_folder_are_refused(tmp_path):
+    asked(tmp_path, 1).close()
+    with started(tmp_path):
+        second = run_label(tmp_path)
+        assert second.returncode == 1
+        assert "one annotator at a time, but another one is at work" in second.stderr
+
+
+# -- Clips -------------------------------------------------------------------------------------
+
+NOISE = np.random.default_rng(0).integers(0, 255, (12, 61, 41, 3), dtype=np.uint8)
+
+
+@ffmpeg
+def test_recorded_frames_become_a_clip_of_even_size_that_is_sent_in_parts(tmp_path):
+    import imageio.v3
+
+    oracle = FolderOracle(tmp_path, show=lambda one: NOISE if one.obs[0, 0] == 1 else None)
+    oracle.submit([Query(episode(1), episode(2))])
+    digest = trajectory_digest(episode(1))
+    assert imageio.v3.imread(tmp_path / "clips" / f"{digest}.mp4").shape == (12, 62, 42, 3)
+    whole = (tmp_path / "clips" / f"{digest}.mp4").read_bytes()
+    with serving(tmp_path) as page:
+        left, right = page.next()["question"]["members"]
+        assert (left["clip"], left["frames"]) == (f"/clips/{digest}.mp4", 12)
+        assert [curve["name"] for curve in right["curves"]] == ["observation 0", "observation 1"]
+        for given, status, part in [
+            (None, 200, whole),
+            ("bytes=0-99", 206, whole[:100]),
+            ("bytes=100-", 206, whole[100:]),
+            ("bytes=-7", 206, whole[-7:]),
+            (f"bytes=5-{10**9}", 206, whole[5:]),
+            (f"bytes={len(whole)}-", 416, b""),
+            ("bytes=9-3", 416, b""),
+            ("bytes=-", 200, whole),
+            ("lines=1-2", 200, whole),
+        ]:
+            found, headers, body = page.request("GET", left["clip"], Range=given)
+            assert (found, body, headers["Accept-Ranges"]) == (status, part, "bytes")
+            if status == 206:
+                start = whole.index(part)
+                end = start + len(part) - 1
+                assert headers["Content-Range"] == f"bytes {start}-{end}/{len(whole)}"
+
+
+@ffmpeg
+def test_frames_of_several_sizes_are_refused(tmp_path):
+    with pytest.raises(Exception, match=r"frames are uint8 \(H, W, 3\) of one size, got"):
+        draw_frames(tmp_path, "0" * 32, [NOISE[0], NOISE[1][:-2]], steps=2)
+
+
+def played(env_id, steps, *, begin):
+    """An episode, and how to play it again."""
+    pytest.importorskip("pbcrl_envs.toy", reason="the toy needs Gymnasium 1.1")
+    env = gym.make(env_id)
+    replay, obs = begin(env)
+    rng = np.random.default_rng(1)
+    rows, actions = [], []
+    for _ in range(steps):
+        action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        rows.append(obs)
+        actions.append(action)
+        obs, *_ = env.step(action)
+    env.close()
+    return Trajectory(np.array(rows), np.array(actions)), replay
+
+
+def from_seed(env):
+    return Replay(f"pbcrl_envs:{env.spec.id}", seed=3), env.reset(seed=3)[0]
+
+
+def from_state(env):
+    env.reset(seed=4)
+    obs, *_ = env.step(np.ones(env.action_space.shape, np.float32))
+    return Replay(f"pbcrl_envs:{env.spec.id}", state=env.unwrapped.state_dict()), obs
+
+
+def from_generator(env):
+    env.reset(seed=5)
+    rng = env.unwrapped.np_random.bit_generator.state
+    return Replay(env.spec.id, rng=rng), env.reset()[0]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "begin"),
+    [
+        ("PointHazards-v0", from_seed),
+        ("PointHazards-v0", from_state),
+        ("Pendulum-v1", from_generator),
+    ],
+)
+def test_an_episode_is_drawn_by_playing_it_again_from_wherever_it_began(env_id, begin):
+    trajectory, replay = played(env_id, 20, begin=begin)
+    again = Replay.from_bytes(replay.to_bytes())
+    frames = [frame for frame, _ in replay_frames(again, trajectory)]
+    assert len(frames) == 21
+    part = Trajectory(trajectory.obs[8:14], trajectory.actions[8:14])
+    segment = Replay.from_bytes(again.segment(trajectory.actions, 8).to_bytes())
+    cut = [frame for frame, _ in replay_frames(segment, part)]
+    np.testing.assert_array_equal(cut, frames[8:15])
+
+
+def test_what_would_be_another_episode_is_not_shown():
+    trajectory, _ = played("PointHazards-v0", 20, begin=from_seed)
+    with pytest.raises(StorageError, match="at step 0 the env shows other observations than were"):
+        list(replay_frames(Replay("pbcrl_envs:PointHazards-v0", seed=99), trajectory))
+
+
+@ffmpeg
+@pytest.mark.slow
+def test_clips_are_made_while_somebody_answers_and_a_failure_shows_curves_with_its_reason(tmp_path):
+    good, replay = played("PointHazards-v0", 20, begin=from_seed)
+    bad, _ = played("PointHazards-v0", 20, begin=from_state)
+    shown = {trajectory_digest(good): replay, trajectory_digest(bad): replay}
+    oracle = FolderOracle(tmp_path, show=lambda one: shown[trajectory_digest(one)])
+    oracle.submit([Query(good, bad)])
+    with serving(tmp_path) as page:
+        left, right = page.next()["question"]["members"]
+        assert left["waiting"]
+        assert right["waiting"]
+        deadline = time.monotonic() + 60
+        while any(one.get("waiting") for one in (left, right)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            left, right = (page.get(f"/api/clip?digest={one}") for one in shown)
+        assert (left["frames"], left["steps"]) == (21, 20)
+        assert "the env shows other observations than were recorded" in right["why"]
+        assert right["curves"]
+    assert clip_of(tmp_path, trajectory_digest(good))["fps"] == 10
+
+
+# -- Kills -------------------------------------------------------------------------------------
+
+
+def command(folder, *options):
+    return [sys.executable, "-m", "pbcrl.label", str(folder), "--no-browser", *options]
+
+
+def run_label(folder):
+    return subprocess.run(command(folder), capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def started(folder):
+    """The command in a process of its own."""
+    process = subprocess.Popen(command(folder), stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        port, token = re.fullmatch(
+            r"the page: http://127.0.0.1:(\d+)/#token=(\S+)\n", line
+        ).groups()
+        yield process, Page(int(port), token)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+SERVE = """
+import os, sys
+from pbcrl.label.server import LabelServer
+from pbcrl.label.store import LabelStore
+while True:  # a fork per start: Python itself would take seconds
+    pid = os.fork()
+    if pid == 0:
+        server = LabelServer(LabelStore(sys.argv[1]))
+        print(os.getpid(), server.server_port, server.token, flush=True)
+        server.serve_forever()
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+@pytest.mark.parametrize(
+    ("answers", "kills"), [(60, 8), pytest.param(1000, 200, marks=pytest.mark.nightly)]
+)
+def test_every_acknowledged_answer_is_there_once_however_often_the_server_is_killed(
+    tmp_path, answers, kills
+):
+    """Two people answer through the page's requests, and send again what was not acknowledged."""
+    asked(tmp_path, answers).close()
+    children = subprocess.Popen(
+        [sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE, text=True
+    )
+    rng, acknowledged, now = random.Random(0), [], {}
+
+    def start():
+        pid, port, token = children.stdout.readline().split()
+        now.update(pid=int(pid), port=int(port), token=token)
+
+    def until_it_is_acknowledged(request, name):
+        while True:
+            try:
+                return request(Page(now["port"], now["token"], annotator=name, tab=name))
+            except (OSError, http.client.HTTPException, AssertionError):
+                time.sleep(0.002)
+
+    def person(name):
+        while question := until_it_is_acknowledged(Page.next, name)["question"]:
+            number, preference = question["id"], [0, 0.5, 1][question["id"] % 3]
+            event = {"token": f"{name}-{number}", "replaces": question["replaces"]}
+
+            def answer(page, number=number, preference=preference, event=event):
+                status, found = page.answer(number, [preference, 1, 1], **event)
+                assert status == 200, found
+
+            until_it_is_acknowledged(answer, name)
+            acknowledged.append((number, name, preference))
+
+    start()
+    people = [threading.Thread(target=person, args=(name,)) for name in ("Ada", "Bob")]
+    try:
+        for thread in people:
+            thread.start()
+        for kill in range(1, kills + 1):
+            while len(acknowledged) < kill * answers // (kills + 1):
+                assert any(thread.is_alive() for thread in people)
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.02))
+            os.kill(now["pid"], signal.SIGKILL)
+            start()
+        for thread in people:
+            thread.join()
+    finally:
+        children.kill()
+        os.kill(now["pid"], signal.SIGKILL)
+        children.wait()
+        children.stdout.close()
+    store = LabelStore(tmp_path)
+    found = [(event.query, event.annotator, event.label.preference) for event in store.events()]
+    assert sorted(found) == sorted(acknowledged)
+    assert store.num_events == len(found) == answers  # each is there once, and none besides
+    assert {name for _, name, _ in found} == {"Ada", "Bob"}

@@ -1,0 +1,575 @@
+"""Questions and answers of people on disk: what is kept, who is asked what, and what is refused."""
+
+import csv
+import io
+import json
+import math
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
+from pbcrl.label.__main__ import main
+from pbcrl.label.export import agreement, disagreements, export, table
+from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
+from pbcrl.label_log import query_digest
+from pbcrl.trajectory import Label, Query, Trajectory
+
+from .damage import full_disk, read_only
+from .power_cut import PowerCut
+
+NAN = math.nan
+SAFE, UNSAFE = Label(1, 1, 1), Label(0.5, 0, 0)
+
+
+def episode(value):
+    return Trajectory(np.full((3, 2), value), np.full((3, 1), -value), np.ones(3))
+
+
+def asked(folder, count, *, wanted=1):
+    """A store with so many questions about pairs."""
+    store = LabelStore(folder, create=True)
+    pairs = [("pair", (episode(2 * i), episode(2 * i + 1))) for i in range(count)]
+    store.ask(pairs, wanted=wanted)
+    return store
+
+
+# -- Events ------------------------------------------------------------------------------------
+
+
+def test_an_event_that_is_sent_again_is_added_once(tmp_path):
+    store = asked(tmp_path, 1)
+    first = store.answer(1, SAFE, annotator="Ada", token="t1", seconds=2.5)
+    assert store.answer(1, SAFE, annotator="Ada", token="t1", seconds=2.5) == first
+    assert store.num_events == 1
+    store.undo(annotator="Ada", token="t2")
+    assert store.undo(annotator="Ada", token="t2") == 1
+    assert (store.num_events, store.labels()) == (2, {})
+
+
+def test_undo_goes_back_over_any_number_of_answers_and_corrections(tmp_path):
+    store = asked(tmp_path, 2)
+    first = store.answer(1, SAFE, annotator="Ada")
+    store.answer(2, SAFE, annotator="Ada")
+    store.answer(1, UNSAFE, annotator="Ada", replaces=first)
+    assert store.labels() == {1: UNSAFE, 2: SAFE}
+    assert store.undo(annotator="Ada") == 1
+    assert store.labels() == {1: SAFE, 2: SAFE}  # what was corrected stands again
+    assert [store.undo(annotator="Ada") for _ in range(3)] == [2, 1, None]
+    assert store.labels() == {}
+    assert store.num_events == 6  # and all of it is on record
+
+
+def test_undo_takes_back_one_s_own_answers_only(tmp_path):
+    store = asked(tmp_path, 2)
+    store.answer(1, SAFE, annotator="Ada")
+    store.answer(2, SAFE, annotator="Bob")
+    assert store.undo(annotator="Ada") == 1
+    assert store.labels() == {2: SAFE}
+
+
+def test_an_answer_that_was_given_elsewhere_in_the_meantime_is_not_overwritten(tmp_path):
+    one, other = asked(tmp_path, 1), LabelStore(tmp_path)  # two windows
+    event = one.answer(1, SAFE, annotator="Ada")
+    with pytest.raises(ConflictError, match="Ada has answered question 1 elsewhere"):
+        other.answer(1, UNSAFE, annotator="Ada")
+    assert other.labels() == {1: SAFE}
+    other.answer(1, UNSAFE, annotator="Ada", replaces=event)
+    assert one.labels() == {1: UNSAFE}
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (Label(1, 0, 1), "left is safer, yet it is unsafe and right is safe: that cannot be"),
+        (Label(0, 1, 0), "right is safer, yet it is unsafe and left is safe: that cannot be"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_is_asked_back(tmp_path, label, message):
+    store = asked(tmp_path, 1)
+    with pytest.raises(LabelError, match=message):
+        store.answer(1, label, annotator="Ada")
+    assert store.num_events == 0
+
+
+def test_what_cannot_be_an_answer_is_refused(tmp_path):
+    store = asked(tmp_path, 1)
+    store.ask([("batch", [episode(1), episode(2)])])
+    for number, options, error, message in [
+        (3, {}, LabelError, "has no question 3; it has 2"),
+        (2, {}, LabelError, "about a batch and its answer has `first_safe` alone"),
+        (1, {"annotator": "  "}, ValueError, "1 to 60 printable characters"),
+        (1, {"annotator": "A\x1b[2J"}, ValueError, "1 to 60 printable characters"),
+        (1, {"annotator": "A" * 61}, ValueError, "1 to 60 printable characters"),
+        (1, {"token": "no; DROP"}, ValueError, "1 to 64 letters"),
+        (1, {"seconds": -1.0}, ValueError, "between 0 and 1e7 seconds"),
+        (1, {"seconds": NAN}, ValueError, "between 0 and 1e7 seconds"),
+        (1, {"replaces": 7}, ConflictError, "elsewhere in the meantime"),
+    ]:
+        with pytest.raises(error, match=message):
+            store.answer(number, SAFE, **({"annotator": "Ada"} | options))
+    assert store.num_events == 0
+
+
+def test_several_people_s_label_is_their_mean_preference_and_what_most_say_of_safety():
+    labels = [Label(1, 1, NAN), Label(0.5, 0, NAN), Label(NAN, 0, 1)]
+    found = combined(labels)
+    assert (found.preference, found.first_safe, found.second_safe) == (0.75, 0, 1)
+    tie = combined([Label(NAN, 1, NAN), Label(NAN, 0, NAN)])
+    assert all(math.isnan(value) for value in (tie.preference, tie.first_safe, tie.second_safe))
+
+
+def test_training_on_the_mean_preference_is_training_on_all_of_them():
+    """Cross-entropy is linear in the label."""
+    rng = np.random.default_rng(0)
+    for logit in rng.normal(size=5):
+        p = 1 / (1 + np.exp(-logit))
+
+        def loss(label, p=p):
+            return -(label * np.log(p) + (1 - label) * np.log(1 - p))
+
+        given = rng.choice([0.0, 0.5, 1.0], 7)
+        mean = combined([Label(one, NAN, NAN) for one in given]).preference
+        assert loss(mean) == pytest.approx(np.mean([loss(one) for one in given]))
+
+
+# -- Whose turn it is --------------------------------------------------------------------------
+
+
+def test_two_people_at_once_are_never_asked_the_same_unless_it_is_wanted(tmp_path):
+    one, other = asked(tmp_path, 6), LabelStore(tmp_path)
+    seen = []
+    while question := one.next_for("Ada"):
+        seen.append(question.id)
+        if rival := other.next_for("Bob"):
+            seen.append(rival.id)
+            other.answer(rival.id, SAFE, annotator="Bob")
+        one.answer(question.id, SAFE, annotator="Ada")
+    assert sorted(seen) == [1, 2, 3, 4, 5, 6]
+    assert other.next_for("Bob") is None
+
+
+def test_a_question_that_wants_two_people_goes_to_two_and_not_to_a_third(tmp_path):
+    store = asked(tmp_path, 1, wanted=2)
+    assert [store.next_for(name) is not None for name in ("Ada", "Bob", "Eve")] == [1, 1, 0]
+    store.answer(1, SAFE, annotator="Ada")
+    assert store.next_for("Ada") is None
+    assert (store.num_open(), store.labels()) == (1, {})
+    store.answer(1, SAFE, annotator="Bob")
+    assert (store.num_open(), store.labels()) == (0, {1: SAFE})
+
+
+def test_two_windows_of_one_person_get_different_questions_and_each_its_own_again(tmp_path):
+    store = asked(tmp_path, 3)
+    turns = [store.next_for("Ada", tab=tab).id for tab in "abab"]  # a page that is loaded again
+    assert turns == [1, 2, 1, 2]
+
+
+def test_who_takes_an_answer_back_has_the_question_to_themselves(tmp_path):
+    store = asked(tmp_path, 2)
+    store.answer(store.next_for("Ada").id, SAFE, annotator="Ada")
+    assert store.next_for("Ada").id == 2
+    store.claim(store.undo(annotator="Ada"), "Ada")
+    assert store.next_for("Bob").id == 2  # which Ada does not look at any more
+    assert store.next_for("Ada").id == 1
+
+
+def test_a_question_of_somebody_who_has_gone_comes_to_others_after_a_while(tmp_path):
+    store = asked(tmp_path, 1)
+    store.next_for("Ada")
+    assert store.next_for("Bob") is None
+    with sqlite3.connect(store.path) as db:
+        db.execute("UPDATE claims SET time = time - 901")
+    assert store.next_for("Bob").id == 1
+    store.answer(1, SAFE, annotator="Ada")  # late, and kept all the same
+    assert store.labels() == {1: SAFE}
+
+
+def test_what_was_put_off_comes_after_all_others(tmp_path):
+    store = asked(tmp_path, 3)
+    store.skip(1, annotator="Ada")
+    store.skip(2, annotator="Ada")
+    assert [question.id for question in store.open_for("Ada")] == [3, 1, 2]
+    assert [question.id for question in store.open_for("Bob")] == [1, 2, 3]
+    assert (store.num_open(), store.labels()) == (3, {})
+
+
+# -- For other programs ------------------------------------------------------------------------
+
+
+def labelled(folder):
+    store = asked(folder, 3, wanted=2)
+    store.ask([("batch", [episode(1), episode(2), episode(3)])], wanted=2)
+    given = {
+        "Ada": [Label(1, 1, 0), Label(0.5, 1, 1), Label(0, 0, 1), Label(NAN, 1, NAN)],
+        "=Bob": [Label(1, 1, 0), Label(0, 1, 1), Label(NAN, 0, NAN), Label(NAN, 0, NAN)],
+    }
+    for name, labels in given.items():
+        for number, label in enumerate(labels, start=1):
+            store.answer(number, label, annotator=name, seconds=1.5)
+    return store
+
+
+def test_people_s_agreement_is_told_and_where_they_disagree(tmp_path, capsys):
+    store = labelled(tmp_path)
+    found = agreement(store)
+    # Safety, items that both rate: 1 1, 0 0, 1 1, 1 1, 0 0: all alike.
+    assert found["alpha_safety"] == found["kappa_safety_=Bob_Ada"] == 1
+    # Preferences 1 1 and 0.5 0: 1 - (0.5 / 4) / (sum of pairs / 12), in squared distances.
+    pairs = 2 * (2 * 0.25 + 2 * 1 + 0.25)  # 1-0.5 twice, 1-0 twice, 0.5-0 once, both ways
+    assert found["alpha_preference"] == pytest.approx(1 - (2 * 0.25 / 4) / (pairs / 12))
+    assert [name[:6] for name, _ in disagreements(store)] == ["000002", "000004"]
+    main([str(tmp_path), "--agreement"])
+    assert "alpha_safety                     1.000" in capsys.readouterr().out
+
+
+def test_answers_are_exported_with_name_and_time(tmp_path):
+    store = labelled(tmp_path)
+    main([str(tmp_path), "--export", str(tmp_path / "labels.csv")])
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "labels.csv").read_text())))
+    assert len(rows) == len(table(store)) == 8
+    first = rows[0]
+    assert (first["annotator"], first["preference"], first["seconds"]) == ("Ada", "1.0", "1.5")
+    assert rows[4]["annotator"] == "'=Bob"  # a spreadsheet must not run it
+    assert rows[3]["preference"] == ""
+    with pytest.raises(ValueError, match=r"to \.csv or \.parquet"):
+        export(store, tmp_path / "labels.xlsx")
+
+
+def test_without_pyarrow_the_export_names_the_extra_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'pbcrl\[parquet\]', or export to \.csv"):
+        export(labelled(tmp_path), tmp_path / "labels.parquet")
+    assert not (tmp_path / "labels.parquet").exists()
+
+
+def test_answers_are_exported_as_parquet(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    store = labelled(tmp_path)
+    assert export(store, tmp_path / "labels.parquet") == 8
+    found = parquet.read_table(tmp_path / "labels.parquet").to_pylist()
+    assert found == table(store)
+
+
+# -- The file ----------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_store_is_named(tmp_path):
+    with pytest.raises(StorageError, match=r"a label folder holds labels\.sqlite, but .* has none"):
+        LabelStore(tmp_path)
+    with pytest.raises(SystemExit, match=r"there is no folder .*nowhere"):
+        main([str(tmp_path / "nowhere")])
+
+
+def test_a_damaged_store_is_refused_by_name(tmp_path):
+    store = asked(tmp_path, 40)
+    store.close()
+    path = tmp_path / "labels.sqlite"
+    good = path.read_bytes()
+    for bad in (
+        b"no database" * 100,
+        good[: len(good) // 2],
+        good[:4096] + bytes(len(good) - 4096),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(CorruptFileError, match=r"labels\.sqlite is damaged"):
+            LabelStore(tmp_path)
+
+
+def test_another_program_s_database_and_another_version_are_refused(tmp_path):
+    with sqlite3.connect(tmp_path / "labels.sqlite") as db:
+        db.execute("CREATE TABLE mine (number INTEGER)")
+    with pytest.raises(CorruptFileError, match="its application id is 0x0"):
+        LabelStore(tmp_path)
+    store = asked(tmp_path / "ours", 1)
+    store.close()
+    with sqlite3.connect(store.path) as db:
+        db.execute("PRAGMA user_version = 9")
+    with pytest.raises(FormatVersionError, match=r"reads version 1 of label stores, but .* 9"):
+        LabelStore(tmp_path / "ours")
+
+
+def test_a_trajectory_that_was_changed_is_found(tmp_path):
+    store = asked(tmp_path, 1)
+    first, second = store.question(1).members
+    with sqlite3.connect(store.path) as db:
+        db.execute(
+            "UPDATE trajectories SET arrays = (SELECT arrays FROM trajectories WHERE digest = ?)"
+            " WHERE digest = ?",
+            (second, first),
+        )
+    with pytest.raises(CorruptFileError, match=f"trajectory {first} is not what was written"):
+        store.trajectory(first)
+
+
+def test_an_answer_for_which_there_is_no_space_is_not_acknowledged(tmp_path):
+    store = asked(tmp_path, 1)
+    with full_disk(1000), pytest.raises(StorageError, match="free disk space"):
+        store.answer(1, SAFE, annotator="Ada")
+    assert store.labels() == {}
+    store.answer(1, SAFE, annotator="Ada")
+    assert store.labels() == {1: SAFE}
+
+
+def test_a_read_only_folder_is_named(tmp_path):
+    asked(tmp_path / "folder", 1).close()
+    with read_only(tmp_path / "folder") as folder, pytest.raises(StorageError, match="must be wri"):
+        LabelStore(folder)
+
+
+# -- Folders of the former format --------------------------------------------------------------
+
+
+def former_folder(folder, answers):
+    """Queries as files and answers as lines, as they were written before there was a store."""
+    folder.mkdir()
+    for i in range(3):
+        query = Query(episode(2 * i), episode(2 * i + 1))
+        np.savez_compressed(
+            folder / f"{i + 1:06d}-{query_digest(query)}.npz",
+            first_obs=query.first.obs,
+            first_actions=query.first.actions,
+            second_obs=query.second.obs,
+            second_actions=query.second.actions,
+        )
+    names = sorted(path.stem for path in folder.glob("*.npz"))
+    lines = [json.dumps({"query": names[i]} | values) for i, values in answers]
+    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_former_folder_is_taken_over_with_all_that_was_answered(tmp_path):
+    answers = [(0, {"preference": 1}), (2, {"first_safe": 0}), (0, {"preference": 0})]
+    folder = former_folder(tmp_path / "former", answers)
+    store = LabelStore(folder)
+    assert len(store.questions()) == 3
+    found = store.labels()
+    assert (found[1].preference, found[3].first_safe) == (0, 0)  # the last line held
+    assert math.isnan(found[3].preference)
+    assert {event.annotator for event in store.events()} == {"unknown"}
+    np.testing.assert_array_equal(
+        store.trajectory(store.question(2).members[1]).obs, np.full((3, 2), 3)
+    )
+    assert (folder / "answers.jsonl.taken-over").exists()
+    store.close()
+    again = LabelStore(folder)
+    assert (len(again.questions()), again.num_events) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("yes", r"line 3 of .*answers\.jsonl is not"),
+        ('{"query": "x", "preference": 7}', r"line 3 of .*answers\.jsonl is not"),
+        ('{"query": "000009-typo", "preference": 1}', "answers '000009-typo', which .* not hold"),
+    ],
+)
+def test_a_former_folder_with_a_slip_is_refused_and_taken_over_once_it_is_mended(
+    tmp_path, line, message
+):
+    folder = former_folder(tmp_path / "former", [(0, {"preference": 1}), (1, {"preference": 1})])
+    path = folder / "answers.jsonl"
+    good = path.read_text()
+    path.write_text(good + line + "\n")
+    with pytest.raises(CorruptFileError, match=message):
+        LabelStore(folder)
+    path.write_text(good)
+    assert len(LabelStore(folder).labels()) == 2
+
+
+def test_a_former_folder_with_a_damaged_query_is_refused_by_name(tmp_path):
+    folder = former_folder(tmp_path / "former", [])
+    first, second, _ = sorted(folder.glob("*.npz"))
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-30])
+    with pytest.raises(CorruptFileError, match=f"{first.name} is damaged"):
+        LabelStore(folder)
+    shutil.copy(second, first)
+    with pytest.raises(CorruptFileError, match="not the query that its name says"):
+        LabelStore(folder)
+
+
+def test_lines_that_are_added_to_a_folder_after_it_was_taken_over_are_not_ignored(tmp_path):
+    folder = former_folder(tmp_path / "former", [(0, {"preference": 1})])
+    lines = (folder / "answers.jsonl").read_text()
+    LabelStore(folder).close()
+    (folder / "answers.jsonl").write_text(lines)
+    LabelStore(folder).close()  # as if it had been cut off before the renaming
+    other = lines.replace('"preference": 1', '"preference": 0')
+    (folder / "answers.jsonl").write_text(other)
+    with pytest.raises(StorageError, match=r"is not read any more; answer on the page"):
+        LabelStore(folder)
+
+
+# -- Kills and power cuts ----------------------------------------------------------------------
+
+HOOK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+typedef int (*sync_t)(int);
+static void (*hook)(int) = 0;
+void set_sync_hook(void (*given)(int)) { hook = given; }
+static int synced(const char *name, int fd) {
+    int status = ((sync_t)dlsym(RTLD_NEXT, name))(fd);
+    if (hook && status == 0) hook(fd);
+    return status;
+}
+int fsync(int fd) { return synced("fsync", fd); }
+int fdatasync(int fd) { return synced("fdatasync", fd); }
+"""
+ANSWERING = """
+import ctypes, os, sys
+library, folder = sys.argv[1:3]
+recorder = os.fsync.__self__
+hook = ctypes.CFUNCTYPE(None, ctypes.c_int)(recorder.on_fsync)
+recorder.fsync = lambda descriptor: None  # of files elsewhere
+ctypes.CDLL(library).set_sync_hook(hook)
+from pbcrl.label.store import LabelStore
+from pbcrl.trajectory import Label
+store = LabelStore(folder)
+while question := store.next_for("Ada"):
+    for token in ("answer", "undo", "again") if question.id % 5 == 0 else ("answer",):
+        token = f"{token}-{question.id}"
+        if token.startswith("undo"):
+            store.undo(annotator="Ada", token=token)
+        else:
+            store.answer(question.id, Label(0.25, 1, 1), annotator="Ada", token=token)
+        print(token, flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def sync_library(tmp_path_factory):
+    """Tells a Python function of each sync by C code, as SQLite is."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("a power cut of SQLite is simulated with a C compiler, on Linux")
+    path = tmp_path_factory.mktemp("library") / "sync.so"
+    (path.parent / "sync.c").write_text(HOOK)
+    command = [compiler, "-shared", "-fPIC", "-o", path, path.parent / "sync.c", "-ldl"]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, sync_library, seed):
+    """The process dies at a random sync; of what was not synced, the disk may hold anything."""
+    rng = random.Random(seed)
+    folder = tmp_path / "disk"
+    asked(folder, 40).close()
+    disk = PowerCut(folder, scratch=tmp_path / "scratch")
+    env = disk.env(at=rng.randrange(2, 60)) | {"LD_PRELOAD": str(sync_library)}
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWERING, sync_library, folder],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    acknowledged = done.stdout.split()
+    disk.cut(rng)
+    store = LabelStore(folder)
+    with sqlite3.connect(store.path) as db:
+        found = [token for (token,) in db.execute("SELECT token FROM events ORDER BY id")]
+    # What was under way when the power failed may be there besides.
+    assert found[: len(acknowledged)] == acknowledged
+    assert len(found) - len(acknowledged) <= 1
+    assert len(store.questions()) == 40
+    assert store.labels().keys() >= {int(t.split("-")[1]) for t in found if "again" in t}
+
+
+# -- At the terminal ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def type_answers(monkeypatch, capsys):
+    """Answer at the terminal by typing a text; return what was shown."""
+
+    def run(folder, text):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+        main([str(folder), "--terminal", "--annotator", "Ada"])
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path, type_answers):
+    store = asked(tmp_path, 3)
+    shown = type_answers(tmp_path, "1\ny\nx\nn\n=\nq\n")  # x is no answer and is asked again
+    assert "3 open questions" in shown
+    assert store.labels() == {1: Label(1, 1, 0)}  # the half answer is not kept
+    assert "2 open questions" in type_answers(tmp_path, "=\n\n\n2\nn\ny\n")
+    labels = store.labels()
+    assert labels[2].preference == 0.5
+    assert math.isnan(labels[2].first_safe)
+    assert labels[3] == Label(0, 0, 1)
+
+
+def test_at_the_terminal_one_may_put_off_and_take_back(tmp_path, type_answers):
+    store = asked(tmp_path, 2)
+    type_answers(tmp_path, "s\n1\ny\ny\nu\n=\ny\ny\n2\ny\ny\n")
+    assert [store.labels()[n].preference for n in (1, 2)] == [0, 0.5]
+
+
+def test_at_the_terminal_nothing_can_be_taken_back_before_anything_was_answered(
+    tmp_path, type_answers
+):
+    asked(tmp_path, 1)
+    assert "there is nothing to take back" in type_answers(tmp_path, "u\nq\n")
+
+
+def test_a_batch_is_asked_about_at_the_terminal(tmp_path, type_answers):
+    store = LabelStore(tmp_path, create=True)
+    store.ask([("batch", [episode(1), episode(2), episode(3)])])
+    assert "episodes of 3, 3, 3 steps" in type_answers(tmp_path, "n\n")
+    assert store.labels()[1].first_safe == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("1\nn\ny\n", "1 is safer, yet it is unsafe and 2 is safe"),
+        ("2\ny\nn\n", "2 is safer, yet it is unsafe and 1 is safe"),
+    ],
+)
+def test_at_the_terminal_a_contradiction_is_asked_once_more(tmp_path, type_answers, given, shown):
+    store = asked(tmp_path, 1)
+    assert shown in type_answers(tmp_path, given + "=\ny\nn\n")
+    assert store.labels() == {1: Label(0.5, 1, 0)}
+
+
+def test_a_second_annotator_s_command_is_refused(tmp_path):
+    asked(tmp_path, 1)
+    with (
+        hold_folder(tmp_path, by="annotator"),
+        pytest.raises(SystemExit, match="one annotator at a time, but another one is at work"),
+    ):
+        main([str(tmp_path), "--terminal"])
+
+
+def test_a_folder_s_name_reaches_the_terminal_without_its_control_codes(tmp_path, type_answers):
+    folder = tmp_path / "\x1b[2Jfolder"
+    asked(folder, 1)
+    shown = type_answers(folder, "q\n")
+    assert "\x1b" not in shown
+    assert r"\x1b[2Jfolder" in shown
+
+
+def test_a_look_at_whether_a_run_is_at_work_turns_away_no_run(tmp_path):
+    looking = hold_folder(tmp_path, by="oracle")
+    threading.Timer(0.1, looking.close).start()
+    hold_folder(tmp_path, by="oracle").close()
+    with (
+        hold_folder(tmp_path, by="oracle"),
+        pytest.raises(StorageError, match="one oracle at a time, but another one is at work"),
+    ):
+        hold_folder(tmp_path, by="oracle", patience=0.1)
