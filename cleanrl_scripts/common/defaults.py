@@ -47,7 +47,7 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "multiplier_rule": "pid",
     "multiplier_lr": 1.0,
     "multiplier_proportional": 10.0,
-    "multiplier_cap": 10.0,
+    "multiplier_cap": 5.0,
     # Else a crash, which ends the episode, would end its cost as well.
     "cost_output": "softplus",
     # Rounds of safe episodes alone: what unsafe looks like must not be forgotten.
