@@ -2,7 +2,8 @@
 
 Clips are drawn in the background all the while, as when somebody begins to answer. The players are
 read in Chromium through Playwright, if both are there; their offset is in seconds as people see
-them, so at 4 times the speed a quarter of what the clips' own clocks say.
+them, so at 4 times the speed a quarter of what the clips' own clocks say. On a busy machine the
+time of the processor that the server has used says more than the seconds that passed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ class Page:
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().split()[-1]
         host, self.token = self.url.removeprefix("http://").split("/#token=")
-        self.connection = http.client.HTTPConnection(host)
+        self.connection = http.client.HTTPConnection(host, timeout=120)
         self.headers = {"Origin": f"http://{host}", "Authorization": f"Bearer {self.token}"}
 
     def get(self, path: str) -> Any:
@@ -96,33 +97,41 @@ class Page:
     def next(self) -> Any:
         return self.get("/api/next?annotator=Ada&tab=1")
 
+    def processor_seconds(self) -> float:
+        """What the server has used so far, all its threads together; Linux only."""
+        ticks = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         self.connection.close()
-        self.process.kill()
+        self.process.terminate()
         self.process.communicate()
 
 
-def first_question(folder: Path) -> float:
-    """Seconds from the command to the first question."""
+def first_question(folder: Path) -> tuple[float, float]:
+    """Seconds from the command to the first question, and of the processor."""
     start = time.perf_counter()
     page = Page(folder)
     assert page.next()["question"] is not None
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start, page.processor_seconds()
     page.close()
     return seconds
 
 
-def acknowledged(folder: Path) -> list[float]:
-    """Seconds until each of all questions' answers is acknowledged."""
+def acknowledged(folder: Path) -> tuple[list[float], float]:
+    """Seconds until each question's answer is acknowledged, and of the processor for all."""
     page, seconds = Page(folder), []
+    page.next()
+    before = page.processor_seconds()
     while (found := page.next()["question"]) is not None:
-        event = {"kind": "answer", "annotator": "Ada", "token": f"t{found['id']}"}
-        event |= {"question": found["id"], "answer": [0.5, 1, 1], "replaces": None, "seconds": 1.0}
+        who: dict[str, Any] = {"kind": "answer", "annotator": "Ada", "token": f"t{found['id']}"}
+        what = {"question": found["id"], "answer": [0.5, 1, 1], "replaces": None, "seconds": 1.0}
         start = time.perf_counter()
-        assert "event" in page.post(event)
+        assert "event" in page.post(who | what)
         seconds.append(time.perf_counter() - start)
+    used = page.processor_seconds() - before
     page.close()
-    return seconds
+    return seconds, used
 
 
 def apart(folder: Path, args: Args) -> dict[float, list[float]]:
@@ -158,17 +167,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ask(folder, args)
-        starts = [first_question(folder) for _ in range(args.starts)]
-        print(f"first of {args.questions} questions: {_told(starts, 's')}", flush=True)
+        starts, used = zip(*[first_question(folder) for _ in range(args.starts)], strict=True)
+        print(
+            f"first of {args.questions} questions: {_told(starts, 's')}; of the processor:", end=" "
+        )
+        print(_told(used, "s"), flush=True)
         offsets = apart(folder, args) if args.chromium else {}
-        answers = [1000 * one for one in acknowledged(folder)]
-        print(f"an answer acknowledged: {_told(answers, 'ms')}, of {len(answers)}", flush=True)
+        answers, processor = acknowledged(folder)
+        told = _told([1000 * one for one in answers], "ms")
+        each = 1000 * processor / len(answers)
+        print(f"an answer acknowledged: {told}, of {len(answers)}; ", end="")
+        print(f"with the next question {each:.1f} ms of the processor", flush=True)
         for speed, found in offsets.items():
             told = _told([1000 * one for one in found], "ms")
             print(f"clips apart at {speed:g} times: {told}, of {len(found)}", flush=True)
 
 
-def _told(values: list[float], unit: str) -> str:
+def _told(values: Sequence[float], unit: str) -> str:
     middle, most = np.quantile(values, 0.5), np.quantile(values, 0.95)
     return f"median {middle:.1f} {unit}, 95 % within {most:.1f} {unit}, at most {max(values):.1f}"
 
