@@ -71,6 +71,7 @@ class SafetyPointEnv(SingleEnv):
         camera_name: "fixedfar", "fixednear", "overhead", "track" or "vision".
         width: Of a picture, in pixels.
         height: Of a picture, in pixels.
+        overlays: Draw the lidars' rings and the red halo of a step that costs, too.
 
     Raises:
         ValueError: If an argument is not one of those above.
@@ -78,7 +79,11 @@ class SafetyPointEnv(SingleEnv):
             window the display, is missing.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["human", "rgb_array"],
+        # People who judge see what the robot does, and nothing of its sensors or its true cost.
+        "labelling": {"camera_name": "overhead", "overlays": False},
+    }
 
     def __init__(
         self,
@@ -88,12 +93,18 @@ class SafetyPointEnv(SingleEnv):
         camera_name: str = "fixedfar",
         width: int = 480,
         height: int = 480,
+        overlays: bool = True,
     ) -> None:
         simulation = NavigationSimulation(task, num_envs=1, num_threads=1)
         super().__init__(
             simulation,
             render_mode=render_mode,
             painter=lambda mode: NavigationPainter(
-                simulation, mode=mode, camera_name=camera_name, width=width, height=height
+                simulation,
+                mode=mode,
+                camera_name=camera_name,
+                width=width,
+                height=height,
+                overlays=overlays,
             ),
         )

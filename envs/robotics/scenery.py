@@ -51,6 +51,7 @@ class NavigationPainter:
         camera_name: One of `CAMERAS`.
         width: In pixels.
         height: In pixels.
+        overlays: Draw the rings and the halo, too.
 
     Raises:
         ValueError: If an argument is not one of those above.
@@ -65,6 +66,7 @@ class NavigationPainter:
         camera_name: str,
         width: int,
         height: int,
+        overlays: bool = True,
     ) -> None:
         if camera_name not in CAMERAS:
             raise ValueError(
@@ -72,6 +74,7 @@ class NavigationPainter:
             )
         self._simulation, self._task = simulation, simulation.task
         self._camera_name = camera_name
+        self._overlays = overlays and camera_name != "vision"
         stage = _stage(simulation.task)
         if camera_name == "vision":
             stage.geom("agent").rgba[3] = 0  # its eye looks over the nose, not through the head
@@ -114,7 +117,7 @@ class NavigationPainter:
 
     def _marks(self, snapshot: Snapshot) -> list[Mark]:
         marks = self._discs(snapshot)
-        if self._camera_name != "vision":
+        if self._overlays:
             marks += _rings(self._task, snapshot)
             if snapshot.cost > 0:
                 x, y = snapshot.positions[0].tolist()

@@ -67,6 +67,7 @@ class SafetyVelocityEnv(SingleEnv):
             is shown in a window, in real time.
         width: Of a picture, in pixels.
         height: Of a picture, in pixels.
+        overlays: Draw the red halo of a step that costs, too.
 
     Raises:
         ValueError: If an argument is not one of those above.
@@ -74,7 +75,11 @@ class SafetyVelocityEnv(SingleEnv):
             window the display, is missing.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "render_modes": ["human", "rgb_array"],
+        # People who judge see what the robot does, and nothing of its sensors or its true cost.
+        "labelling": {"overlays": False},
+    }
 
     def __init__(
         self,
@@ -83,10 +88,13 @@ class SafetyVelocityEnv(SingleEnv):
         render_mode: str | None = None,
         width: int = 480,
         height: int = 480,
+        overlays: bool = True,
     ) -> None:
         simulation = VelocitySimulation(task, num_envs=1, num_threads=1)
         super().__init__(
             simulation,
             render_mode=render_mode,
-            painter=lambda mode: VelocityPainter(simulation, mode=mode, width=width, height=height),
+            painter=lambda mode: VelocityPainter(
+                simulation, mode=mode, width=width, height=height, overlays=overlays
+            ),
         )

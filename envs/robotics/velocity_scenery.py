@@ -24,6 +24,7 @@ class VelocityPainter:
         mode: "rgb_array" or "human".
         width: In pixels.
         height: In pixels.
+        overlays: Draw the halo, too.
 
     Raises:
         ValueError: If an argument is not one of those above.
@@ -31,8 +32,15 @@ class VelocityPainter:
     """
 
     def __init__(
-        self, simulation: VelocitySimulation, *, mode: str, width: int, height: int
+        self,
+        simulation: VelocitySimulation,
+        *,
+        mode: str,
+        width: int,
+        height: int,
+        overlays: bool = True,
     ) -> None:
+        self._overlays = overlays
         self._simulation, model, seconds = simulation, simulation.model, simulation.seconds
         stage = copy.copy(model)
         stage.geom("floor").size[:2] = 0  # endless: an episode leads off Gymnasium's floor
@@ -48,7 +56,7 @@ class VelocityPainter:
         snapshot = self._simulation.snapshot(i)
         x, y, z = self._torso(snapshot)
         marks = []
-        if snapshot.cost > 0:
+        if self._overlays and snapshot.cost > 0:
             marks.append(Mark(_SPHERE, (x, y, z), (_HALO_RADIUS, 0, 0), _HALO))
         # At a fixed height: following the torso up and down would hide how it moves.
         camera = Camera((x, y, self._view_height), 4.0, azimuth=90, elevation=-10)

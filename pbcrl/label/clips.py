@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from pbcrl.errors import LabelError
-from pbcrl.label.replay import Image, Replay, render_fps, replay_frames
+from pbcrl.label.replay import Image, Replay, drawn_how, replay_frames
 from pbcrl.storage import make_folder, write_atomically
 
 CLIPS = "clips"
@@ -62,11 +62,20 @@ def draw_frames(
 
 def draw_replay(folder: Path, digest: str, replay: Replay, trajectory: Any) -> None:
     """Make a clip by playing a trajectory again; raises as `replay_frames` and `draw_frames`."""
-    per_second = render_fps(replay.env_id)
+    per_second, _ = drawn_how(replay.env_id)
     steps = len(trajectory)
     every = max(1, math.ceil(per_second / _MOST_FPS), math.ceil(steps / _MOST_FRAMES))
     frames = replay_frames(replay, trajectory, every=every)
     _write(folder, digest, frames, fps=per_second / every, every=every, steps=steps)
+
+
+def missing() -> str | None:
+    """Say what clips are made with and is not installed, or None."""
+    try:
+        _ffmpeg()
+    except LabelError as error:
+        return str(error)
+    return None
 
 
 def note_failure(folder: Path, digest: str, why: str) -> None:

@@ -32,7 +32,11 @@ def main() -> None:
             note_failure(folder, digest, str(error))
         except Exception as error:  # an env may raise anything
             note_failure(folder, digest, f"{type(error).__name__}: {error}")
-        print(digest, flush=True)
+        try:
+            print(digest, flush=True)
+        except BrokenPipeError:  # the page has ended, and nobody reads on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ nobody is shown anything that was not played.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -99,8 +100,9 @@ def replay_frames(
         MismatchError: If other observations come than were recorded.
         Exception: Whatever the env raises.
     """
+    _, options = drawn_how(replay.env_id)
     env: gym.Env[Any, Any] = gym.make(
-        replay.env_id, render_mode="rgb_array", disable_env_checker=True
+        replay.env_id, render_mode="rgb_array", disable_env_checker=True, **options
     )
     try:
         yield from _frames(env, replay, trajectory, every)
@@ -108,8 +110,13 @@ def replay_frames(
         env.close()
 
 
-def render_fps(env_id: str) -> float:
-    """Steps of an env per second, as its metadata says; 30 if it does not.
+@functools.cache
+def drawn_how(env_id: str) -> tuple[float, dict[str, Any]]:
+    """How an env wants to be drawn for people, as its metadata says.
+
+    Returns:
+        Its steps per second: `render_fps`, or 30. The arguments of `gymnasium.make`, besides the
+        render mode, by which people can judge best: `labelling`, or none.
 
     Raises:
         ValueError: If it cannot be drawn.
@@ -119,7 +126,7 @@ def render_fps(env_id: str) -> float:
     env.close()
     if "rgb_array" not in (metadata.get("render_modes") or []):
         raise ValueError(f'{env_id} has no render mode "rgb_array"')
-    return float(metadata.get("render_fps") or 30)
+    return float(metadata.get("render_fps") or 30), dict(metadata.get("labelling") or {})
 
 
 def _frames(

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.label.clips import CLIPS, clip_of, note_failure
+from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
 from pbcrl.trajectory import Label
@@ -152,6 +152,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "pbcrl", ""
     timeout = 60  # seconds; of a connection on which nothing comes
+    disable_nagle_algorithm = True  # or an answer's body may wait 40 ms for its head's receipt
     server: LabelServer
 
     # -- Requests ----------------------------------------------------------------------------------
@@ -311,6 +312,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         clip = clip_of(store.folder, digest)
         if clip is None and store.replay(digest) is None:
             clip = {"error": ""}  # nobody said how to draw it
+        if clip is None and self.server.clips.missing is not None:
+            clip = {"error": self.server.clips.missing}
         if clip is None:
             return {"digest": digest, "waiting": True}
         if "error" in clip:
@@ -477,15 +480,18 @@ class _ClipMaker:
     """Makes clips in the background: first what somebody waits for, then all others in order.
 
     Another process draws, at low priority. If it dies over a trajectory, that one is shown as
-    curves, and a new process goes on with the next.
+    curves, and a new process goes on with the next. What failed is tried again after a new start.
     """
 
     def __init__(self, store: LabelStore) -> None:
         self._store = store
+        self.missing = missing()
+        """What must be installed before anything is drawn; None if it is."""
         self._wanted: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        threading.Thread(target=self._work, daemon=True).start()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     def want(self, digests: list[str]) -> None:
         """Make these next."""
@@ -495,9 +501,10 @@ class _ClipMaker:
         """End the process that draws."""
         self._closed = True
         self._wanted.put([])
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+        if (process := self._process) is not None:
+            process.kill()
+        self._thread.join(10)
+        self._end(process)
 
     def _work(self) -> None:
         tried: set[str] = set()
@@ -519,15 +526,15 @@ class _ClipMaker:
         return [*first, *(d for question in self._store.questions() for d in question.members)]
 
     def _is_due(self, digest: str, tried: set[str]) -> bool:
-        if digest in tried or self._store.replay(digest) is None:
+        if self.missing is not None or digest in tried or self._store.replay(digest) is None:
             return False
-        if clip_of(self._store.folder, digest) is not None:
-            tried.add(digest)
-            return False
-        return True
+        if "error" in (clip_of(self._store.folder, digest) or {"error": "none yet"}):
+            return True
+        tried.add(digest)
+        return False
 
     def _draw(self, digest: str) -> None:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "pbcrl.label.draw", str(self._store.folder)],
                 stdin=subprocess.PIPE,
@@ -546,4 +553,12 @@ class _ClipMaker:
                 return
         if not self._closed:
             status = process.wait()
+            self._end(process)
             note_failure(self._store.folder, digest, f"drawing ended with status {status}")
+
+    def _end(self, process: subprocess.Popen[str] | None) -> None:
+        """Close the pipes of a process that has ended."""
+        self._process = None
+        if process is not None:
+            with contextlib.suppress(OSError), process:
+                pass

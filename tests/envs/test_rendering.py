@@ -266,6 +266,20 @@ def test_the_halo_is_there_after_a_step_that_costs_and_gone_after_a_reset():
 
 
 @draws
+def test_people_who_judge_do_not_see_the_true_cost():
+    env = make(**SafetyPointEnv.metadata["labelling"])
+    env.reset(seed=0)
+    (hazard, *_) = rows_of("Goal1", Kind.HAZARD)
+    env._simulation._qpos[0, :2] = env._simulation.snapshot(0).positions[hazard]
+    *_, info = env.step(np.zeros(2))
+    assert info["cost"] == 1
+    costly = env.render()
+    env._simulation._last_cost[0] = 0
+    np.testing.assert_array_equal(env.render(), costly)
+    env.close()
+
+
+@draws
 def test_the_tracking_camera_keeps_the_agent_in_the_middle():
     env = make(camera_name="track")
     env.reset(seed=0)
