@@ -2,6 +2,7 @@
 
 import math
 
+import krippendorff
 import numpy as np
 import pytest
 
@@ -67,7 +68,6 @@ def test_where_nothing_can_differ_agreement_is_undefined():
 
 @pytest.mark.parametrize("distance", ["nominal", "interval"])
 def test_alpha_is_that_of_the_krippendorff_package(distance):
-    krippendorff = pytest.importorskip("krippendorff")
     rng = np.random.default_rng(1)
     for _ in range(20):
         ratings = rng.choice([0.0, 0.5, 1.0, NAN], (rng.integers(2, 6), 30))

@@ -131,6 +131,7 @@ def shot(page, name):
 def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tmp_path):
     fill(tmp_path, 20)
     (tmp_path / "intro.md").write_text("# The task\n\nGreen is **safe**.\n\n- red is not\n")
+    began = time.monotonic()
     with serving(tmp_path) as url, opened(browser, url) as page:
         ready(page)
         shot(page, "pair")
@@ -175,7 +176,9 @@ def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tm
         assert labels[2] == Label(0, 0, 1)
         assert labels[20] == Label(0, 0, 1)
         assert len(labels) == 20
-        assert all(0 < event.seconds < 60 for event in store.events())
+        seconds = [event.seconds for event in store.events()]  # 0: within one picture of the screen
+        assert min(seconds) >= 0
+        assert 0 < sum(seconds) < time.monotonic() - began
 
 
 def test_a_contradiction_and_a_missing_answer_are_asked_back(browser, tmp_path):

@@ -364,7 +364,7 @@ def test_without_ffmpeg_people_are_told_what_to_install_and_nothing_of_it_is_kep
 
 def played(env_id, steps, *, begin):
     """An episode, and how to play it again."""
-    pytest.importorskip("pbcrl_envs.toy", reason="the toy needs Gymnasium 1.1")
+    pytest.importorskip("gymnasium", "1.1", reason="the toy needs Gymnasium 1.1")
     env = gym.make(env_id)
     replay, obs = begin(env)
     rng = np.random.default_rng(1)

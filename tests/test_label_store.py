@@ -251,7 +251,11 @@ def test_without_pyarrow_the_export_names_the_extra_and_leaves_no_file(tmp_path,
 
 
 def test_answers_are_exported_as_parquet(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    parquet = pytest.importorskip(
+        "pyarrow.parquet",
+        reason="needs the extra `parquet`, and that NumPy 2",
+        exc_type=ImportError,
+    )
     store = labelled(tmp_path)
     assert export(store, tmp_path / "labels.parquet") == 8
     found = parquet.read_table(tmp_path / "labels.parquet").to_pylist()

@@ -548,11 +548,12 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
 def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
     """Every metric by task, learned costs aside: the mean over seeds, and each seed as a dot."""
     tasks = [t for t in table.tasks if any(runs_of(runs, t, v) for v in table.variants)]
+    shown = [v for v in table.variants if any(runs_of(runs, t, v) for t in tasks)]
     rows = [
         metric
         for metric in table.metrics
         if metric != "learned_cost"  # of several units, see `curves`
-        if any(len(values_of(runs_of(runs, t, v), metric)) for t in tasks for v in table.variants)
+        if any(len(values_of(runs_of(runs, t, v), metric)) for t in tasks for v in shown)
     ]
     if not rows:
         return None
@@ -568,15 +569,15 @@ def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
         (row, column) for row in enumerate(rows) for column in enumerate(tasks)
     ):
         axis = axes[row, column]
-        for number, (variant, color) in enumerate(colors(table).items()):
+        for number, variant in enumerate(shown):
             values = values_of(runs_of(runs, env_id, variant), metric)
             if len(values):
-                axis.bar(number, values.mean(), color=color, alpha=0.6)
+                axis.bar(number, values.mean(), color=colors(table)[variant], alpha=0.6)
                 axis.plot([number] * len(values), values, "k.", markersize=4)
-        limit = limit_of([run for v in table.variants for run in runs_of(runs, env_id, v)])
+        limit = limit_of([run for v in shown for run in runs_of(runs, env_id, v)])
         if metric.startswith("true_cost") and limit is not None:
             axis.axhline(limit, color="black", linestyle="--", linewidth=1)
-        heads = [table.head(variant) for variant in table.variants]
+        heads = [table.head(variant) for variant in shown]
         axis.set_xticks(range(len(heads)), heads, rotation=40, ha="right", fontsize="x-small")
         axis.grid(axis="y", alpha=0.25)
         if row == 0:
