@@ -13,8 +13,8 @@ from pbcrl.trajectory import Label, Query, Trajectory
 def answer(folder: Path, number: int, label: Label, *, annotator: str = "Ada") -> None:
     """Give a first answer to a question, or correct the person's earlier one."""
     store = LabelStore(folder)
-    before = {event.query: event.id for event in store.events(annotator=annotator)}
-    store.answer(number, label, annotator=annotator, replaces=before.get(number))
+    before = store.event_of(number, annotator)
+    store.answer(number, label, annotator=annotator, replaces=before and before.id)
     store.close()
 
 

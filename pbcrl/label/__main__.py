@@ -15,7 +15,7 @@ from pbcrl.errors import PbcrlError
 from pbcrl.label.export import agreement, disagreements, export
 from pbcrl.label.server import serve
 from pbcrl.label.store import LabelStore, checked_name, hold_folder
-from pbcrl.label.terminal import ask_at_terminal
+from pbcrl.label.terminal import ask_at_terminal, printable
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -60,8 +60,7 @@ def main(argv: list[str] | None = None) -> None:
                     browse=not args.no_browser,
                 )
     except (PbcrlError, OSError, ValueError) as error:
-        said = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-        raise SystemExit(f"error: {said}") from error
+        raise SystemExit(f"error: {printable(error)}") from error
 
 
 def _print_agreement(store: LabelStore) -> None:

@@ -174,12 +174,17 @@ def check_head(path: Path) -> None:
         raise corrupt(path, f"it is no SQLite database of its {file_bytes} bytes")
 
 
-def wait_for_lock(file: IO[bytes]) -> None:
-    """Take the lock of a file as soon as it is free; it is held for moments only."""
-    for _ in range(600):
+def wait_for_lock(file: IO[bytes], refusal: str, *, seconds: float) -> None:
+    """Take the lock of a file as soon as it is free.
+
+    Raises:
+        StorageError: With `refusal`, if it is held for so long.
+    """
+    end = time.monotonic() + seconds
+    while True:
         try:
-            return lock(file, "")
+            return lock(file, refusal)
         except StorageError:
-            time.sleep(0.05)
-    lock(file, f"{file.name} has been locked for 30 s; end the process that holds it")
-    return None
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)

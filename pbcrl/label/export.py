@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
+from pbcrl.label_log import label_to_json
 from pbcrl.storage import write_atomically
 
 COLUMNS = (
@@ -49,9 +51,7 @@ def table(store: LabelStore) -> list[dict[str, Any]]:
                 "second": question.members[1] if pair else None,
                 "annotator": event.annotator,
                 "answer": event.kind,
-                "preference": _none_for_nan(event.label.preference),
-                "first_safe": _none_for_nan(event.label.first_safe),
-                "second_safe": _none_for_nan(event.label.second_safe),
+                **label_to_json(event.label),
                 "seconds": event.seconds,
                 "time": datetime.fromtimestamp(event.time, timezone.utc).isoformat(),
             }
@@ -111,7 +111,7 @@ def disagreements(store: LabelStore) -> list[tuple[str, list[Event]]]:
             by_query.setdefault(event.query, []).append(event)
 
     def differ(events: Sequence[Event]) -> bool:
-        rows = np.array([_values(event) for event in events])
+        rows = np.array([astuple(event.label) for event in events])
         return any(len(np.unique(column[~np.isnan(column)])) > 1 for column in rows.T)
 
     return [(names[n], events) for n, events in sorted(by_query.items()) if differ(events)]
@@ -131,7 +131,7 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
     }
     for event in events:
         row = people.index(event.annotator)
-        preference, first, second = _values(event)
+        preference, first, second = astuple(event.label)
         if kinds[event.query] == "batch":
             tables["accept"][row, batches.index(event.query)] = first
             continue
@@ -139,14 +139,6 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
         tables["preference"][row, column] = preference
         tables["safety"][row, 2 * column : 2 * column + 2] = first, second
     return people, tables
-
-
-def _values(event: Event) -> tuple[float, float, float]:
-    return event.label.preference, event.label.first_safe, event.label.second_safe
-
-
-def _none_for_nan(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _no_formula(value: Any) -> Any:

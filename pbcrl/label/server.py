@@ -32,6 +32,7 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
+from pbcrl.label_log import label_to_json
 from pbcrl.trajectory import Label
 
 _PAGE = {
@@ -297,14 +298,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _shown(self, question: Question, name: str) -> dict[str, Any]:
         store = self.server.store
-        mine = [e for e in store.events(annotator=name) if e.query == question.id]
+        mine = store.event_of(question.id, name)
         return {
             "id": question.id,
             "name": question.name,
             "kind": question.kind,
             "members": [self._member(digest) for digest in question.members],
-            "replaces": mine[0].id if mine else None,
-            "answer": _label_json(mine[0].label) if mine and mine[0].kind == "answer" else None,
+            "replaces": mine and mine.id,
+            "answer": _label_json(mine.label) if mine and mine.kind == "answer" else None,
         }
 
     def _member(self, digest: str) -> dict[str, Any]:
@@ -472,8 +473,7 @@ def _answer_value(value: Any) -> float:
 
 
 def _label_json(label: Label) -> list[float | None]:
-    values = (label.preference, label.first_safe, label.second_safe)
-    return [None if math.isnan(value) else value for value in values]
+    return list(label_to_json(label).values())
 
 
 class _ClipMaker:

@@ -27,7 +27,7 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label import former
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
-from pbcrl.label_log import label_to_json, lock, trajectory_digest
+from pbcrl.label_log import label_to_json, trajectory_digest
 from pbcrl.storage import corrupt, make_folder, sync_folder, unwritable
 from pbcrl.trajectory import Label, Trajectory
 
@@ -193,7 +193,8 @@ class LabelStore:
                 check_head(self.path)
             # A lock, since two processes may open a new folder at once.
             with open(self.folder / ".store.lock", "ab") as opening:
-                wait_for_lock(opening)
+                refusal = f"{opening.name} has been locked for 30 s; end the process that holds it"
+                wait_for_lock(opening, refusal, seconds=30)
                 self._open()
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -408,15 +409,14 @@ class LabelStore:
     def events(self, *, annotator: str | None = None) -> list[Event]:
         """What stands, newest last, of one person or of all."""
         rows = self._db.rows(
-            "SELECT id, query, annotator, kind, preference, first_safe, second_safe, seconds, time "
-            "FROM current WHERE ? IS NULL OR annotator = ? ORDER BY id",
-            (annotator, annotator),
+            f"{_CURRENT} WHERE ? IS NULL OR annotator = ? ORDER BY id", (annotator, annotator)
         )
-        found = []
-        for number, query, who, kind, *values, seconds, when in rows:
-            label = Label(*(math.nan if value is None else value for value in values))
-            found.append(Event(number, query, who, kind, label, seconds, when))
-        return found
+        return [_event(row) for row in rows]
+
+    def event_of(self, number: int, annotator: str) -> Event | None:
+        """What stands of one person about one question, if anything does."""
+        rows = self._db.rows(f"{_CURRENT} WHERE query = ? AND annotator = ?", (number, annotator))
+        return _event(rows[0]) if rows else None
 
     def labels(self) -> dict[int, Label]:
         """The `combined` label of each question that as many people have answered as wanted."""
@@ -620,26 +620,32 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
         file = open(folder / f".{by}.lock", "ab")  # noqa: SIM115, open as long as it is held
     except OSError as error:
         raise unwritable(folder, error) from error
-    end = time.monotonic() + patience
-    while True:
-        try:
-            lock(
-                file,
-                f"a label folder has one {by} at a time, but another one is at work in {folder}; "
-                "wait until it has ended, or choose another folder",
-            )
-            return file
-        except StorageError:
-            if time.monotonic() < end:
-                time.sleep(0.02)
-                continue
-            file.close()
-            raise
+    refusal = (
+        f"a label folder has one {by} at a time, but another one is at work in {folder}; "
+        "wait until it has ended, or choose another folder"
+    )
+    try:
+        wait_for_lock(file, refusal, seconds=patience)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _row(label: Label) -> tuple[float | None, ...]:
-    values = (label.preference, label.first_safe, label.second_safe)
-    return tuple(None if math.isnan(value) else float(value) for value in values)
+    return tuple(label_to_json(label).values())
+
+
+_CURRENT = (
+    "SELECT id, query, annotator, kind, seconds, time, preference, first_safe, second_safe "
+    "FROM current"
+)
+
+
+def _event(row: Sequence[Any]) -> Event:
+    number, query, annotator, kind, seconds, when, *values = row
+    label = Label(*(math.nan if value is None else value for value in values))
+    return Event(number, query, annotator, kind, label, seconds, when)
 
 
 def _question(row: Sequence[Any]) -> Question:

@@ -20,7 +20,7 @@ _YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
 def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
     """Ask about every open question, until all have an answer or the person types `q`."""
     try:
-        print(f"{len(store.open_for(annotator))} open questions in {_printable(store.folder)}")
+        print(f"{len(store.open_for(annotator))} open questions in {printable(store.folder)}")
         print("s puts one off, u takes the last answer back, q ends")
         left_out: set[int] = set()
         while True:
@@ -30,7 +30,7 @@ def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
             try:
                 _ask_about(store, found[0], annotator)
             except CorruptFileError as error:
-                print(f"\nwarning: {_printable(error)}; this question is left out")
+                print(f"\nwarning: {printable(error)}; this question is left out")
                 left_out.add(found[0].id)
     except (EOFError, KeyboardInterrupt):
         print()
@@ -46,8 +46,9 @@ def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
     for digest in question.members:
         path = store.folder / CLIPS / f"{digest}.mp4"
         if path.exists():
-            print(f"   {_printable(path)}")
-    replaces = {e.query: e.id for e in store.events(annotator=annotator)}.get(question.id)
+            print(f"   {printable(path)}")
+    earlier = store.event_of(question.id, annotator)
+    replaces = earlier and earlier.id
     try:
         label = _answer(question)
     except _TypedCommand as command:
@@ -87,6 +88,6 @@ def _choose(question: str, answers: Mapping[str, float]) -> float:
             return answers[given]
 
 
-def _printable(text: object) -> str:
+def printable(text: object) -> str:
     """What can be printed as it is; a file's name may hold codes that a terminal would obey."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
