@@ -40,7 +40,7 @@ _DRIVING_PBCRL: dict[str, Any] = {
     # makes a mean of 0.1, the limit, and half as many leave a margin.
     "constraint": "rate",
     "max_unsafe_rate": 0.005,
-    # Of a round's episodes hardly one is unsafe in the end, and those teach the most.
+    # Of a round's episodes hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 10_000,
     "online_queries": 10_000,
     # All episodes are unsafe at first: the integral must not remember that for long.

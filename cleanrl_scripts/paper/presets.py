@@ -408,6 +408,8 @@ BY_COST_OPTIONS: dict[str, dict[str, object]] = {
     for env_id in (GOAL, PUSH, BUTTON)
 }
 """Options of a task where the learned cost itself moves λ: there as fast as the true one."""
+PAPER_QUERIES: dict[str, object] = {"offline-queries": 18_000, "online-queries": 2_000}
+"""Those of PbCRL, unless a task's defaults have others and the constraint is not the paper's."""
 QUERIES = "offline-queries", "online-queries", "queries"
 SMOKE_OPTIONS: dict[str, dict[str, object]] = {
     TOY: {"total-timesteps": 8_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
@@ -448,9 +450,9 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     options: dict[str, object] = {"env-id": env_id}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
     if row.script == "ppo_lag_pbcrl":
-        options = {"offline-queries": 18_000, "online-queries": 2_000} | options
+        options = PAPER_QUERIES | options
     if row.options.get("constraint") == "learned":
-        options |= {"offline-queries": 18_000, "online-queries": 2_000}  # the paper's
+        options |= PAPER_QUERIES
         options |= BY_COST_OPTIONS.get(env_id, {})
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes

@@ -557,6 +557,7 @@ def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
     ]
     if not rows:
         return None
+    color_of = colors(table)
     figure, axes = plt.subplots(
         len(rows),
         len(tasks),
@@ -572,7 +573,7 @@ def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
         for number, variant in enumerate(shown):
             values = values_of(runs_of(runs, env_id, variant), metric)
             if len(values):
-                axis.bar(number, values.mean(), color=colors(table)[variant], alpha=0.6)
+                axis.bar(number, values.mean(), color=color_of[variant], alpha=0.6)
                 axis.plot([number] * len(values), values, "k.", markersize=4)
         limit = limit_of([run for v in shown for run in runs_of(runs, env_id, v)])
         if metric.startswith("true_cost") and limit is not None:
