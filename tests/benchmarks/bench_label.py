@@ -87,12 +87,18 @@ class Page:
 
     def get(self, path: str) -> Any:
         self.connection.request("GET", path, headers=self.headers)
-        return json.loads(self.connection.getresponse().read())
+        return self._found()
 
     def post(self, event: dict[str, Any]) -> Any:
         headers = {**self.headers, "Content-Type": "application/json"}
         self.connection.request("POST", "/api/events", json.dumps(event), headers)
-        return json.loads(self.connection.getresponse().read())
+        return self._found()
+
+    def _found(self) -> Any:
+        response = self.connection.getresponse()
+        found = json.loads(response.read())
+        assert response.status == 200, found
+        return found
 
     def next(self) -> Any:
         return self.get("/api/next?annotator=Ada&tab=1")

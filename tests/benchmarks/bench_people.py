@@ -9,17 +9,14 @@ offline episodes: PPO on the reward, trained as long. Fails unless every seed is
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 
+from bench_label import Page
 from common.args import read_args
 from common.evaluation import play
 from evaluate import load_agent
@@ -105,59 +103,19 @@ def judge(members: Sequence[dict[str, Any]]) -> list[float]:
     return [preference, float(first <= MOST_STEPS), float(second <= MOST_STEPS)]
 
 
-class Page:
-    """Sends what the page in a browser sends.
-
-    Args:
-        link: As the command prints it.
-    """
-
-    def __init__(self, link: str) -> None:
-        self._address, self._token = link.split("/#token=")
-
-    def request(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """GET, or POST a body; return what comes back."""
-        headers = {
-            "Authorization": f"Bearer {self._token}",
-            "Origin": self._address,
-            "Content-Type": "application/json",
+def answer_all(page: Page) -> None:
+    """Answer what is asked now, by the page's own requests."""
+    who = {"annotator": "a scripted person"}
+    while question := page.get(f"/api/next?{urlencode(who)}")["question"]:
+        event = {
+            "kind": "answer",
+            "question": question["id"],
+            "answer": judge(question["members"]),
+            "replaces": question["replaces"],
+            "seconds": None,
+            "token": uuid.uuid4().hex,
         }
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._address + path, data, headers)
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return json.load(response)
-
-    def answer_all(self) -> int:
-        """Answer what is asked now; return how many questions that were."""
-        who, count = {"annotator": "a scripted person"}, 0
-        while question := self.request(f"/api/next?{urlencode(who)}")["question"]:
-            event = {
-                "kind": "answer",
-                "question": question["id"],
-                "answer": judge(question["members"]),
-                "replaces": question["replaces"],
-                "seconds": None,
-                "token": uuid.uuid4().hex,
-            }
-            self.request("/api/events", who | event)
-            count += 1
-        return count
-
-
-@contextmanager
-def page_of(folder: Path) -> Iterator[Page]:
-    """The labelling page in a process of its own."""
-    command = [sys.executable, "-m", "pbcrl.label", str(folder), "--no-browser"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        link = re.fullmatch(r"the page: (\S+)\n", process.stdout.readline())
-        assert link is not None
-        yield Page(link[1])
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        page.post(who | event)
 
 
 # -- The runs --------------------------------------------------------------------------------------
@@ -178,9 +136,9 @@ def train(folder: Path, seed: int) -> None:
         while run.poll() is None and not (questions / "labels.sqlite").exists():
             time.sleep(0.1)
         if run.poll() is None:
-            with page_of(questions) as page:
+            with closing(Page(questions)) as page:
                 while run.poll() is None:
-                    page.answer_all()
+                    answer_all(page)
                     time.sleep(0.1)
     if run.returncode != 0:
         raise SystemExit(f"error: training failed; its log is {folder / 'log'}")
