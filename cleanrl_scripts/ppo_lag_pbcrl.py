@@ -144,11 +144,11 @@ class Args:
     finetune_interval: int = 5
     """K: iterations between two labelling rounds"""
     finetune_epochs: int = 5
-    """passes over the newest labels per round, each with as many old ones mixed in"""
+    """passes over the newest labels per round, in batches of as many older ones each"""
     finetune_lr: float | None = None
     """Adam's step size for the cost model in fine-tuning; default: cost_lr"""
     finetune_balanced: bool = False
-    """mix in old labels so that safe and unsafe episodes are equally frequent among them"""
+    """draw each batch from all labels instead, safe and unsafe episodes equally often"""
     dead_zone: float = 1.0
     """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
     dead_zone_lr: float = 1.0

@@ -230,16 +230,17 @@ class CostModelTrainer:
         lr: float | None = None,
         balanced: bool = False,
     ) -> float:
-        """Train on the newest labels, each batch half new and half old ones.
+        """Train on the newest labels, each batch half new and half old ones, or on all of them.
 
         Args:
             buffer: All labelled pairs, the newest last.
             num_new: How many of the last pairs are new, at least 1.
             epochs: Passes over the new pairs.
             lr: Adam's step size in these steps; None is the trainer's.
-            balanced: Whether old pairs are drawn so that safe and unsafe members are equally
-                frequent (`PreferenceBuffer.balanced_weights`), not all alike: where the new ones
-                are nearly all safe, the model is reminded of what is unsafe.
+            balanced: Whether each batch is drawn from all pairs instead, new and old, so that safe
+                and unsafe members are equally frequent (`PreferenceBuffer.balanced_weights`):
+                where the new ones are nearly all safe, the few unsafe ones of this and of earlier
+                rounds say which steps cost. There are as many batches as otherwise.
 
         Returns:
             Mean total loss of the gradient steps, in nats; NaN if there are none.
@@ -258,20 +259,19 @@ class CostModelTrainer:
         num_batches = min(
             math.ceil(2 * num_new / self._batch_size), num_new
         )  # no batch without a new pair
-        weights = buffer.balanced_weights(num_old) if balanced and num_old else None
+        weights = buffer.balanced_weights(len(buffer)) if balanced else None
         losses = []
         self._set_lr(lr)
         try:
             for _ in range(epochs):
                 new = num_old + self._rng.permutation(num_new)
                 for part in np.array_split(new, num_batches):
-                    if not num_old:
-                        old = part[:0]
-                    elif weights is None:
-                        old = self._rng.integers(num_old, size=len(part))
+                    if weights is not None:
+                        pairs = self._rng.choice(len(buffer), size=2 * len(part), p=weights)
                     else:
-                        old = self._rng.choice(num_old, size=len(part), p=weights)
-                    losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
+                        old = self._rng.integers(num_old, size=len(part) if num_old else 0)
+                        pairs = np.concatenate([part, old])
+                    losses.append(self.gradient_step(buffer.batch(pairs)))
         finally:
             self._set_lr(self._lr)
         return float(np.mean(losses)) if losses else math.nan

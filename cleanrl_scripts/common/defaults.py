@@ -50,7 +50,9 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "multiplier_cap": 5.0,
     # Else a crash, which ends the episode, would end its cost as well.
     "cost_output": "softplus",
-    # Rounds of safe episodes alone: what unsafe looks like must not be forgotten.
+    # Rounds of safe episodes alone: the few unsafe ones of all rounds say which steps cost, and
+    # it takes many steps until the model sees the steps, not the starts that lead to them.
+    "finetune_epochs": 20,
     "finetune_lr": 3e-4,
     "finetune_balanced": True,
 }
