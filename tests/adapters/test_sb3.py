@@ -15,6 +15,8 @@ from pbcrl import (
     PreferenceBuffer,
     PreferenceCostWrapper,
     SyntheticOracle,
+    Trajectory,
+    cut_segments,
     finished_trajectories,
 )
 from pbcrl.errors import NonFiniteError
@@ -32,10 +34,10 @@ from stable_baselines3.common.vec_env import (  # noqa: E402
 
 import pbcrl_envs  # noqa: E402
 from pbcrl.adapters.sb3 import MultiplierCallback, PreferenceCostVecEnv  # noqa: E402
+from pbcrl_envs.toy.point_hazards import HAZARDS  # noqa: E402
 
 TOY = "PointHazards-v0"
 HORIZON, LIMIT = 100, pbcrl_envs.cost_limit(TOY)
-STEPS = 100_000
 
 
 def random_model(seed=0, horizon=HORIZON):
@@ -270,69 +272,68 @@ def test_a_callback_for_other_envs_is_refused():
 # -- Training --------------------------------------------------------------------------------------
 
 
-def train(seed, *, steps, envs, on_episodes=None):
-    agent = sb3.PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=HORIZON,
-        batch_size=200,
-        gamma=0.95,
-        learning_rate=1e-3,
-        seed=seed,
-        device="cpu",
-    )
-    agent.learn(steps, callback=MultiplierCallback(envs, on_episodes=on_episodes))
-    return agent
+def drive(count, rng):
+    """An episode of each of `count` scripted drivers, from reckless to cautious."""
+    envs = gym.make_vec(TOY, count, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    caution, noise = rng.uniform(0, 2, (count, 1)), rng.uniform(0.1, 0.5, (count, 1))
+    obs, _ = envs.reset(seed=int(rng.integers(2**31 - count)))
+    rows = []
+    for _ in range(HORIZON):
+        towards = obs[:, 2:] / (np.linalg.norm(obs[:, 2:], axis=1, keepdims=True) + 1e-6)
+        away = obs[:, None, :2] - HAZARDS  # (N, hazards, 2)
+        distance = np.linalg.norm(away, axis=2, keepdims=True)
+        push = (away / distance * np.clip((0.4 - distance) / 0.15, 0, 1)).sum(axis=1)
+        actions = towards + caution * push + noise * rng.normal(size=(count, 2))
+        actions = np.clip(actions, -1, 1).astype(np.float32)
+        before = obs
+        obs, *_, infos = envs.step(actions)
+        rows.append((before.copy(), actions, infos["cost"].copy()))
+    all_obs, all_actions, costs = (np.stack(column, axis=1) for column in zip(*rows, strict=True))
+    return [Trajectory(all_obs[i], all_actions[i], costs[i]) for i in range(count)]
 
 
-def judged(agent, *, episodes=100):
-    """Mean return and mean true cost of the deterministic policy."""
-    venv = make_vec_env(TOY, 20, seed=10_000)
-    obs, returns, costs = venv.reset(), np.zeros(20), np.zeros(20)
-    for _ in range(HORIZON * episodes // 20):
+def learned_cost(rng):
+    """From 4,500 comparisons of segments of 20 steps, safe by their share of the limit."""
+    length, oracle = 20, SyntheticOracle(LIMIT * 20 / HORIZON)
+    pairs, held_out = PreferenceBuffer(), PreferenceBuffer()
+    pairs.add_trajectories(cut_segments(drive(1000, rng), length))
+    held_out.add_trajectories(cut_segments(drive(200, rng), length))
+    FeedbackLoop(oracle, pairs, rng=rng).label_all([(pairs, 4000), (held_out, 500)])
+    model = CostModel.for_env(gym.make(TOY), output="softplus", horizon=length)
+    model.fit_input_scale(pairs.trajectories)
+    trainer = CostModelTrainer(model, rng=rng, batch_size=32)
+    trainer.pretrain(pairs, held_out, max_epochs=15)
+    model.prorate(HORIZON)
+    return model
+
+
+def train(model, multiplier, seed):
+    """PPO's policy; its mean return and true cost per episode, deterministic."""
+    envs = PreferenceCostVecEnv(make_vec_env(TOY, 10, seed=seed), model, multiplier)
+    settings = {"n_steps": HORIZON, "batch_size": 200, "gamma": 0.95, "learning_rate": 1e-3}
+    agent = sb3.PPO("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    agent.learn(60_000, callback=MultiplierCallback(envs))
+    venv = make_vec_env(TOY, 100, seed=10_000)
+    obs, total_reward, total_cost = venv.reset(), 0.0, 0.0
+    for _ in range(HORIZON):
         obs, rewards, _, infos = venv.step(agent.predict(obs, deterministic=True)[0])
-        returns += rewards
-        costs += [info["cost"] for info in infos]
-    return returns.sum() / episodes, costs.sum() / episodes
+        total_reward += rewards.mean()
+        total_cost += np.mean([info["cost"] for info in infos])
+    return total_reward, total_cost
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ppo_under_a_learned_cost_ends_with_at_most_half_the_true_cost_of_plain_ppo(seed):
-    """Its labels come from the episodes of plain PPO first, then from its own."""
-    rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
-    model = CostModel.for_env(gym.make(TOY), hidden_sizes=(32, 32))
-
-    def new_envs(price):
-        venv = make_vec_env(TOY, 10, seed=seed)
-        return PreferenceCostVecEnv(venv, model, price)
-
-    played = []
-    free = AscentMultiplier(initial=0, cap=1e-9)
-    plain = train(seed, steps=STEPS, envs=new_envs(free), on_episodes=played.extend)
-
-    train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
-    order = rng.permutation(len(played))
-    train_pairs.add_trajectories([played[i] for i in order[200:]])
-    valid_pairs.add_trajectories([played[i] for i in order[:200]])
-    feedback = FeedbackLoop(SyntheticOracle(LIMIT), train_pairs, rng=rng)
-    feedback.label_all([(train_pairs, 3000), (valid_pairs, 400)])
-    model.fit_input_scale(train_pairs.trajectories)
-    trainer = CostModelTrainer(model, rng=rng, lr=3e-3, batch_size=64)
-    trainer.pretrain(train_pairs, valid_pairs, max_epochs=20, patience=5)
-
-    def learn(episodes):
-        feedback.add(episodes)
-        feedback.ask(feedback.queries_asked + 5, model=model)
-        trainer.finetune(train_pairs, num_new=len(feedback.collect()), lr=1e-3)
-
-    envs = new_envs(LagrangeMultiplier(initial=0.1))
-    safer = train(seed, steps=STEPS, envs=envs, on_episodes=learn)
-    (plain_return, plain_cost), (safer_return, safer_cost) = judged(plain), judged(safer)
+    model = learned_cost(np.random.default_rng(seed))
+    free, price = AscentMultiplier(initial=0, cap=1e-9), LagrangeMultiplier(initial=1.5)
+    plain_return, plain_cost = train(model, free, seed)
+    priced_return, priced_cost = train(model, price, seed)
     print(
-        f"seed {seed}: plain {plain_return:.1f} / {plain_cost:.1f}, learned cost "
-        f"{safer_return:.1f} / {safer_cost:.1f}, multiplier {envs.multiplier.value:.2f}"
+        f"seed {seed}: plain return {plain_return:.1f}, true cost {plain_cost:.1f}; priced "
+        f"{priced_return:.1f}, {priced_cost:.1f}; multiplier {price.value:.2f}",
+        flush=True,
     )
-    assert safer_cost <= plain_cost / 2
-    assert safer_return > plain_return / 4  # it has not just learned to stand still
+    assert priced_cost <= plain_cost / 2
+    assert priced_return > plain_return / 2  # it has not just learned to stand still
