@@ -99,10 +99,10 @@ class PricedReward:
         rows, acts = _rows(state, action, *self._spaces)
         cost = self._cost_model.step_cost(rows.reshape(-1, *self._cost_model.obs_shape), acts)
         penalty = self._multiplier.value * cost
-        if self._reward_fn is None:
-            return (-penalty).astype(np.float32)
-        reward = np.asarray(self._reward_fn(state, action, next_state, done))
-        return (reward - penalty).astype(np.float32)
+        reward: NDArray[Any] = np.zeros(len(cost), np.float32)
+        if self._reward_fn is not None:
+            reward = np.asarray(self._reward_fn(state, action, next_state, done))
+        return np.asarray(reward - penalty, np.float32)
 
 
 @final
