@@ -5,6 +5,7 @@
 # WORKERS= how many tests run at a time.
 # `make test-all` adds the tests that take minutes, which `.ci/nightly` runs.
 # `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
+# `make test-imitation` runs the adapter for imitation, whose pins exclude the rest, against it.
 # `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
@@ -39,7 +40,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env omnisafe-env clean
+.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -58,6 +59,9 @@ test-gymnasium: $(GYMNASIUMS:%=test-gymnasium-%)
 
 test-gymnasium-%: $(VENV)-gymnasium-%/.ready
 	$(QUIETLY) PYTHONPATH=$(CURDIR)/$(VENV)-gymnasium-$* $(BIN)/pytest $(PARALLEL) -m "not slow and not nightly" $(ARGS) tests/test_*.py
+
+test-imitation: $(VENV)-imitation/.ready
+	$(QUIETLY) PYTHONPATH=$(CURDIR)/$(VENV)-imitation $(BIN)/pytest $(ARGS) tests/adapters/test_imitation.py
 
 lint: env
 	$(BIN)/ruff check .
@@ -119,6 +123,12 @@ $(VENV)-gymnasium-%/.ready: $(READY)
 	PYTHONPATH=$(CURDIR)/$(@D) $(BIN)/python -c "import gymnasium; assert gymnasium.__version__ == '$*'"
 	touch $@
 
+# Its pins exclude current Gymnasium and Stable-Baselines3, and yet the parts in question run on both.
+$(VENV)-imitation/.ready: $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) imitation==1.0.1
+	touch $@
+
 parity-env: $(PARITY_READY)
 
 omnisafe-env: $(OMNISAFE_READY)
@@ -133,4 +143,4 @@ $(PARITY_READY) $(OMNISAFE_READY): .venv-%/.ready: .ci/%-requirements.txt .ci/pa
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gymnasium-* $(PARITY_VENV) $(OMNISAFE_VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-gymnasium-* $(VENV)-imitation $(PARITY_VENV) $(OMNISAFE_VENV) build *.egg-info
