@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from common.args import check_args, main, resumed
+from common.card import write_card  # PbCRL
 from common.checkpoint import Checkpoint, check_weights, has_state
 from common.collect import offline_episodes, replay_oracle  # PbCRL
 from common.envs import (
@@ -917,6 +918,7 @@ def train(args: Args) -> Path:
             "safe_policy_return": safe_policy.mean_return,  # PbCRL
         }  # PbCRL
         run.finish({**summary, "multiplier": multiplier.value})
+        write_card(run.folder, cost_model)  # PbCRL
     envs.close()
     return run.folder
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pbcrl import load_policy
+from pbcrl import CostModel, load_policy
 from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 
 from .conftest import load
@@ -117,3 +117,25 @@ def test_a_round_in_which_no_episode_ended_chooses_nothing():
     kept = SafePolicy()
     kept.update(constant(1.0), np.zeros((0, 2)), iteration=1, unsafe=0.0, allowed=0.5)
     assert kept.iteration is None
+
+
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
+    scripts, tmp_path, toy_dataset
+):
+    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
+    card, found = (folder / "cost_model.md").read_text(), summary(folder)
+    model, _ = CostModel.load(folder / "cost_model.safetensors")
+    for text in (
+        "# Cost model for PointHazards-v0",
+        f"| reads | raw observations {model.obs_shape}, executed actions ({model.act_dim},) |",
+        "| limit | 0 per episode, of at most 100 steps |",
+        "| labelled by | a simulated oracle, from true costs with the limit 5 |",
+        f"| queries | {found['queries_used']}, over",
+        f"## Accuracy, on {found['test_episodes']} test episodes",
+        f"(guessing: 0.5): {found['pair_accuracy']:.3g}",
+    ):
+        assert text in card, text
+    said = [text for text in found["verdict"] if "cost model" in text]
+    assert said  # else this shows nothing
+    assert all(f"- {text}" in card for text in said + found["warnings"])
