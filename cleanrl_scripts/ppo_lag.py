@@ -433,8 +433,9 @@ def train(args: Args) -> Path:
                 true_cost = require_cost(true_cost, args.env_id, unless=unless)  # true cost
                 costs[t] = np.nan_to_num(true_cost)  # true cost
                 if collector:  # true cost
-                    rows = obs[t], executed[t], true_cost, done  # true cost
-                    collector.record(*rows, discarded=discarded)  # true cost
+                    rows = obs[t], executed[t], true_cost, done, rewards[t]  # true cost
+                    ending = terminated[t], infos.get("final_obs"), discarded  # true cost
+                    collector.record(*rows, *ending)  # true cost
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
