@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from common.args import check_args, main, resumed
+from common.card import write_card  # PbCRL
 from common.checkpoint import Checkpoint, check_weights, has_state
 from common.collect import offline_episodes, replay_oracle  # PbCRL
 from common.envs import (
@@ -31,6 +32,7 @@ from common.envs import (
     start_episodes,
 )
 from common.evaluation import Judge, evaluate, true_costs  # PbCRL
+from common.policies import SafePolicy, policy_of, save_agent  # PbCRL
 from common.replays import ReplayRecorder, Replays  # PbCRL
 from common.run import Run
 from common.verdict import LabelWatch  # PbCRL
@@ -57,7 +59,6 @@ from pbcrl.calibration import calibrate_limit  # PbCRL
 from pbcrl.lagrange import Multiplier  # PbCRL
 from pbcrl.oracle import Teacher, num_queries  # PbCRL
 from pbcrl.recorder import discarded_envs  # PbCRL
-from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -655,15 +656,15 @@ def train(args: Args) -> Path:
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         if replays is not None:
             envs = ReplayRecorder(envs, args.env_id, replays)
-        watch = LabelWatch()
+        watch, safe_policy = LabelWatch(), SafePolicy()
 
         # -- Checkpoint ----------------------------------------------------------------------------
         def save() -> None:
             check_weights(agent=agent, cost_model=cost_model)  # PbCRL
             path = run.folder / "cost_model.safetensors"  # PbCRL
             cost_model.save(path, env_id=args.env_id, dead_zone=trainer.dead_zone.value)  # PbCRL
-            path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            save_agent(run.folder, agent, args.env_id)
+            safe_policy.save(run.folder)  # PbCRL
 
         run.on_error(save)
         checkpoint = Checkpoint(
@@ -679,6 +680,7 @@ def train(args: Args) -> Path:
             trainer=trainer,  # PbCRL
             feedback=feedback,  # PbCRL
             watch=watch,  # PbCRL
+            safe_policy=safe_policy,  # PbCRL
             progress=progress,
             rng=rng,
             noise=noise,
@@ -733,6 +735,8 @@ def train(args: Args) -> Path:
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
+            new = episodes.take()
+            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 2. Label and fine-tune ------------------------------------------------------------
@@ -779,10 +783,20 @@ def train(args: Args) -> Path:
                     progress.untuned = 0
                 elif len(newest):
                     run.warn("at first all episodes were on one side of the limit: no constraint")
+                # By labels of the policies that are there, not of older ones.
+                late = feedback.num_late(newest) > 0
+                unsafe, allowed = rejected, 0.5
+                if args.constraint != "accept":
+                    unsafe = None if late else unsafe_rate
+                    allowed = args.max_unsafe_rate if args.constraint == "rate" else 0.5
+                policy = policy_of(agent, args.env_id)
+                safe_policy.update(
+                    policy, episodes.ended, iteration=iteration, unsafe=unsafe, allowed=allowed
+                )
                 if args.constraint == "rate":
                     if unsafe_rate is None:
                         run.warn("no safety label came in a labelling round, and λ stayed")
-                    elif feedback.num_late(newest):
+                    elif late:
                         run.warn("labels came late: λ follows the episodes of older policies")
 
             # -- 3. Relabel ------------------------------------------------------------------------
@@ -834,8 +848,6 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             learned_limit = cost_model.learned_limit
             mean_learned, spread = None, None
             if len(finished):
@@ -902,8 +914,11 @@ def train(args: Args) -> Path:
             "compared_episodes": train_pairs.num_compared,  # PbCRL
             "dead_zone": trainer.dead_zone.value,  # PbCRL
             "queries_used": oracle.queries_used,  # PbCRL
+            "safe_policy_iteration": safe_policy.iteration,  # PbCRL
+            "safe_policy_return": safe_policy.mean_return,  # PbCRL
         }  # PbCRL
         run.finish({**summary, "multiplier": multiplier.value})
+        write_card(run.folder, cost_model)  # PbCRL
     envs.close()
     return run.folder
 

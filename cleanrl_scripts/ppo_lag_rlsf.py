@@ -33,6 +33,7 @@ from common.envs import (
     start_episodes,
 )
 from common.evaluation import Judge, evaluate  # RLSF
+from common.policies import save_agent  # PbCRL: SafePolicy
 from common.run import Run
 from common.video import check_film
 from gymnasium.vector import VectorEnv
@@ -43,7 +44,7 @@ from pbcrl.errors import StorageError  # RLSF
 from pbcrl.label_log import LabelLog  # RLSF
 from pbcrl.oracle import Teacher  # RLSF
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
-from pbcrl.storage import save_tensors
+from pbcrl.storage import save_tensors  # RLSF
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -508,8 +509,7 @@ def train(args: Args) -> Path:
             sizes = {"env_id": args.env_id, "hidden_sizes": args.classifier_hidden_sizes}  # RLSF
             path, tensors = run.folder / "classifier.safetensors", classifier.state_dict()  # RLSF
             save_tensors(path, kind="classifier", tensors=tensors, meta=sizes)  # RLSF
-            path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            save_agent(run.folder, agent, args.env_id)
 
         run.on_error(save)
         checkpoint = Checkpoint(
@@ -579,6 +579,8 @@ def train(args: Args) -> Path:
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
+            new = episodes.take()
+            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 2. Label and train the classifier -------------------------------------------------
@@ -654,8 +656,6 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             mean_learned = float(learned_costs.mean()) if len(finished) else None
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
             multiplier.update(mean_learned if is_warm else None, limit)

@@ -117,7 +117,10 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         )
     stored.pop("made_by", None)
     if is_finished(folder):
-        raise ValueError(f"--resume takes a run that was cut off, but {folder} is finished")
+        raise ValueError(
+            f"--resume takes a run that was cut off, but {folder} is finished; its queries and "
+            "schedules follow its length, so start another with more --total-timesteps"
+        )
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
     stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     if unknown := sorted(set(stored) ^ set(defaults)):

@@ -69,14 +69,30 @@ class Collector:
         actions: np.ndarray,
         costs: np.ndarray,
         done: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        final_obs: np.ndarray | None,
         discarded: np.ndarray,
     ) -> None:
         """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,).
 
-        Costs are NaN where the env reports none.
+        Costs are NaN where the env reports none; `final_obs` has an observation where one ended.
         """
+        last = np.zeros_like(obs)
+        if done.any():
+            assert final_obs is not None
+            last[done] = np.stack(final_obs[done])
         known = None if np.isnan(costs).any() else costs
-        finished = self._recorder.record(obs, actions, known, done, discarded=discarded)
+        finished = self._recorder.record(
+            obs,
+            actions,
+            known,
+            done,
+            discarded=discarded,
+            rewards=rewards,
+            terminated=terminated,
+            final_obs=last,
+        )
         starts = self._starts.of(np.flatnonzero(done & ~discarded))
         for trajectory, start in zip(finished, starts, strict=True):
             if self.writer.add(trajectory):
