@@ -2,7 +2,7 @@
 
     python omnisafe_rates.py '{"env_id": ..., "steps": ..., ...}'
 
-Runs under the Python of `make omnisafe-env` and prints one line of JSON. What OmniSafe plots,
+Runs under the Python of `make parity-env` and prints one line of JSON. What OmniSafe plots,
 uploads and downloads with need not be installed: its imports find empty modules.
 """
 
