@@ -131,7 +131,8 @@ class Args:
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     dataset: str | None = None
-    """folder of trajectories to pretrain on; default: collect one with ppo_lag.py and cache it"""
+    """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
+    DSRL file; default: collect some with ppo_lag.py and cache them"""
     collect_timesteps: int | None = None
     """env steps of that collection; default: total_timesteps"""
     offline_queries: int = 18_000
@@ -643,9 +644,7 @@ def train(args: Args) -> Path:
             bf16=args.bf16,
             rng=rng,
         )
-        test, valid, train = offline_episodes(
-            args, run, limit=limit, horizon=cost_model.horizon, replays=replays
-        )
+        test, valid, train = offline_episodes(args, run, envs, limit=limit, replays=replays)
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
         length = args.segment_length
         for buffer, part in ((valid_pairs, valid), (train_pairs, train)):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import open_dataset  # RLSF
+from common.datasets import open_dataset  # RLSF
 from common.envs import (
     Episodes,
     action_bounds,
@@ -111,8 +111,8 @@ class Args:
     safety_noise: float = 0.0
     """probability that the oracle flips a label"""
     dataset: str | None = None
-    """folder of trajectories, a tenth of which learned and true costs are compared on, as by
-    ppo_lag_pbcrl.py; default: the episodes of the final evaluation"""
+    """trajectories as of ppo_lag_pbcrl.py, a tenth of which learned and true costs are compared on,
+    as there; default: the episodes of the final evaluation"""
     classifier_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the classifier's hidden layers"""
     classifier_lr: float = 1e-3
@@ -471,7 +471,7 @@ def train(args: Args) -> Path:
         test: list[Trajectory] = []
         if args.dataset is not None:  # the tenth that ppo_lag_pbcrl.py of this seed tests on
             split = np.random.default_rng(args.seed)
-            test, _, _ = open_dataset(args.dataset, args.env_id, horizon=horizon, rng=split)
+            test, _, _ = open_dataset(args.dataset, args.env_id, envs, rng=split, warn=run.warn)
         teacher = Teacher(safety_noise=args.safety_noise)
         oracle_rng = np.random.default_rng([args.seed, 1])
         oracle = SyntheticOracle(limit, budget=args.queries, teacher=teacher, rng=oracle_rng)

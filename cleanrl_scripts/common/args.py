@@ -16,6 +16,7 @@ import torch
 import tyro
 from gymnasium.error import DependencyNotInstalled
 
+from common.datasets import minari_folder
 from common.defaults import defaults_of
 from pbcrl.errors import PbcrlError, StorageError
 
@@ -95,8 +96,11 @@ def check_args(args: Any) -> None:
             "or remove it"
         )
     dataset = given.get("dataset")
-    if dataset is not None and not Path(dataset).exists():
-        raise ValueError(f"--dataset names a folder of episodes, but {dataset} does not exist")
+    if dataset is not None and not Path(dataset).exists() and minari_folder(dataset) is None:
+        raise ValueError(
+            "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
+            f"{dataset} does not exist"
+        )
 
 
 def resumed(args: ArgsT, *, script: str) -> ArgsT:
