@@ -141,6 +141,8 @@ class Args:
     """iterations between two checkpoints, from which a run that was cut off goes on"""
     resume: str | None = None
     """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
+    extend_to: int | None = None
+    """with --resume of a finished run: env steps that it is to have in all, more than it has"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
