@@ -7,7 +7,7 @@
 # `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
 # `make test-imitation` runs the adapter for imitation, whose pins exclude the rest, against it.
 # `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment, and
-# trains OmniSafe there under a learned cost;
+# trains OmniSafe and FSRL there under a learned cost;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
@@ -130,7 +130,7 @@ parity-env: $(PARITY_READY)
 $(PARITY_READY): .ci/parity-requirements.txt pyproject.toml .ci/constraints.txt
 	$(PARITY_PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet pip==26.3
-	@echo "installing $< into $(@D), which has OmniSafe 0.5.0 and Safety-Gymnasium 1.0.0 with its MuJoCo 2.3.3"
+	@echo "installing $< into $(@D), which has Safety-Gymnasium 1.0.0, its MuJoCo 2.3.3, OmniSafe and FSRL"
 	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
 	$(@D)/bin/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
 	$(@D)/bin/python -m pip install --quiet --no-deps --editable .

@@ -90,8 +90,17 @@ def drive(count: int, rng: np.random.Generator) -> list[Trajectory]:
 
 def make_agent(envs: Any, seed: int) -> PPO:
     """Return PPO with the toy's settings: short episodes, hence a small discount."""
-    settings = {"n_steps": HORIZON, "batch_size": 200, "gamma": 0.95, "learning_rate": 1e-3}
-    return PPO("MlpPolicy", envs, seed=seed, device="cpu", **settings)
+    return PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=HORIZON,
+        batch_size=200,
+        gamma=0.95,
+        learning_rate=1e-3,
+        ent_coef=0.01,  # or a policy that has learned to stand still hardly explores
+        seed=seed,
+        device="cpu",
+    )
 
 
 def unconstrained(args: Args, seed: int) -> Result:
@@ -118,7 +127,7 @@ def constrained(args: Args, seed: int) -> Result:
     trainer.pretrain(train, valid, max_epochs=20, validate_every=200)
 
     # Dear from the start: a policy that drives straight through the hazards finds no way around.
-    multiplier = PIDMultiplier(lr=0.004, proportional=15.0, initial=1.5)
+    multiplier = PIDMultiplier(lr=0.004, proportional=15.0, initial=1.0)
     envs = PreferenceCostVecEnv(make_vec_env(TOY, args.num_envs, seed=seed), model, multiplier)
     iterations, iteration = args.total_timesteps // (HORIZON * args.num_envs), 0
 

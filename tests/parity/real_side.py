@@ -332,6 +332,57 @@ def omnisafe(*, task, max_steps, epochs):
     }
 
 
+def fsrl(*, max_steps, epochs):
+    """FSRL's PPO-Lag under a learned cost, by its own count and by the episodes it played."""
+    import gymnasium
+    import torch
+
+    import pbcrl
+    from tests.benchmarks.omnisafe_rates import import_without
+
+    reader = "tensorboard.backend.event_processing.event_accumulator"
+    parents = ["tensorboard", "tensorboard.backend", "tensorboard.backend.event_processing"]
+    unused = [*parents, reader, "torch.utils.tensorboard", "wandb"]
+    agents = import_without(unused, "fsrl.agent")
+    from tianshou.env import DummyVectorEnv
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    played = []
+
+    class Keep(gymnasium.Wrapper):
+        def step(self, action):
+            *others, info = self.env.step(action)
+            played.extend(pbcrl.finished_trajectories(info))
+            return *others, info
+
+    def make_env():
+        bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)  # has no cost
+        return Keep(pbcrl.PreferenceCostWrapper(bare, cost_model))
+
+    bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)
+    cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
+    torch.nn.init.normal_(cost_model.net[-1].weight)
+    limit = cost_model.learned_limit
+    agent = agents.PPOLagAgent(make_env(), cost_limit=limit, hidden_sizes=(16,), thread=1)
+    _, logged = agent.learn(
+        DummyVectorEnv([make_env, make_env]),
+        epoch=epochs,
+        episode_per_collect=2,
+        step_per_epoch=2 * max_steps,
+        repeat_per_collect=1,
+        batch_size=max_steps,
+        save_ckpt=False,
+        verbose=False,
+        show_progress=False,
+    )
+    return {
+        "logged_cost": logged["update/cum_cost"],
+        "learned_costs": cost_model.score(played),
+        "price": logged["loss/lagrangian"],
+    }
+
+
 # -- States ----------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""OmniSafe trains under a learned cost, on the Gymnasium and Safety-Gymnasium that it needs."""
+"""OmniSafe and FSRL train under a learned cost, on the Gymnasium that they need."""
 
 import re
 
@@ -31,3 +31,10 @@ def test_ppo_lag_of_omnisafe_trains_on_the_learned_cost_in_the_place_of_the_true
 )
 def test_what_omnisafe_cannot_train_on_is_refused(number, said, real):
     assert re.search(said, str(real(**plan.OMNISAFE_JOB)["said"][number]))
+
+
+def test_ppo_lag_of_fsrl_trains_on_the_cost_that_the_wrapper_reports(real):
+    made = real(**plan.FSRL_JOB)
+    assert len(made["learned_costs"]) == 4
+    np.testing.assert_allclose(made["logged_cost"], made["learned_costs"].sum(), rtol=1e-4)
+    assert made["price"] > 0
