@@ -365,7 +365,7 @@ def fsrl(*, max_steps, epochs):
     torch.nn.init.normal_(cost_model.net[-1].weight)
     limit = cost_model.learned_limit
     agent = agents.PPOLagAgent(make_env(), cost_limit=limit, hidden_sizes=(16,), thread=1)
-    _, logged = agent.learn(
+    _, logged, _ = agent.learn(
         DummyVectorEnv([make_env, make_env]),
         epoch=epochs,
         episode_per_collect=2,
