@@ -77,8 +77,9 @@ class _GymnasiumEnv(CMDP):  # type: ignore[misc]
                 )
         self._num_envs, self._device = num_envs, torch.device(device)
         self._observation_space = self._env.observation_space
-        self._action_space = self._env.action_space
-        self._bounds = self._action_space.low, self._action_space.high
+        self._action_space = action_space = self._env.action_space
+        assert isinstance(action_space, Box)
+        self._bounds = action_space.low, action_space.high
         self._metadata = self._env.metadata
 
     def step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:

@@ -177,7 +177,7 @@ def run(args: Args, method: str, seed: int) -> Result:
 def main(args: Args) -> dict[tuple[str, int], Result]:
     """Run all, print the table and return it."""
     seeds = range(args.first_seed, args.first_seed + args.seeds)
-    jobs = [(method, seed) for seed in seeds for method in args.methods]
+    jobs: list[tuple[str, int]] = [(method, seed) for seed in seeds for method in args.methods]
     with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
         futures = {job: pool.submit(run, args, *job) for job in jobs}
         results = {job: future.result() for job, future in futures.items()}
