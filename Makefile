@@ -5,7 +5,9 @@
 # WORKERS= how many tests run at a time.
 # `make test-all` adds the tests that take minutes, which `.ci/nightly` runs.
 # `make test-gymnasium` runs the fast tests of `pbcrl` on older versions of Gymnasium.
-# `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment;
+# `make test-imitation` runs the adapter for imitation, whose pins exclude the rest, against it.
+# `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment, and
+# trains OmniSafe and FSRL there under a learned cost;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
@@ -24,11 +26,6 @@ PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
 PARITY_READY := $(PARITY_VENV)/.ready
 
-# OmniSafe has the same interpreter, and a third environment, for `make bench`.
-OMNISAFE_VENV := .venv-omnisafe
-OMNISAFE_BIN := $(OMNISAFE_VENV)/bin
-OMNISAFE_READY := $(OMNISAFE_VENV)/.ready
-
 # The oldest one, and the first whose vector envs say when they reset themselves.
 GYMNASIUMS := 0.28.1 1.1.0
 # With the oldest goes the oldest NumPy, where Python still has it.
@@ -39,7 +36,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env omnisafe-env clean
+.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -59,6 +56,9 @@ test-gymnasium: $(GYMNASIUMS:%=test-gymnasium-%)
 test-gymnasium-%: $(VENV)-gymnasium-%/.ready
 	$(QUIETLY) PYTHONPATH=$(CURDIR)/$(VENV)-gymnasium-$* $(BIN)/pytest $(PARALLEL) -m "not slow and not nightly" $(ARGS) tests/test_*.py
 
+test-imitation: $(VENV)-imitation/.ready
+	$(QUIETLY) PYTHONPATH=$(CURDIR)/$(VENV)-imitation $(BIN)/pytest $(ARGS) tests/adapters/test_imitation.py
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -72,8 +72,8 @@ parity: env parity-env
 parity-full: env parity-env
 	$(QUIETLY) PBCRL_PARITY_PYTHON=$(PARITY_BIN)/python $(BIN)/pytest tests/parity $(ARGS)
 
-bench: env parity-env omnisafe-env
-	$(BIN)/python tests/benchmarks/bench_omnisafe.py --omnisafe-python $(OMNISAFE_BIN)/python
+bench: env parity-env
+	$(BIN)/python tests/benchmarks/bench_omnisafe.py --omnisafe-python $(PARITY_BIN)/python
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py
 	$(BIN)/python tests/benchmarks/bench_trainer.py
 	$(BIN)/python tests/benchmarks/bench_wrapper.py
@@ -119,18 +119,22 @@ $(VENV)-gymnasium-%/.ready: $(READY)
 	PYTHONPATH=$(CURDIR)/$(@D) $(BIN)/python -c "import gymnasium; assert gymnasium.__version__ == '$*'"
 	touch $@
 
+# Its pins exclude current Gymnasium and Stable-Baselines3, and yet the parts in question run on both.
+$(VENV)-imitation/.ready: $(READY)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) imitation==1.0.1
+	touch $@
+
 parity-env: $(PARITY_READY)
 
-omnisafe-env: $(OMNISAFE_READY)
-
-$(PARITY_READY) $(OMNISAFE_READY): .venv-%/.ready: .ci/%-requirements.txt .ci/parity-requirements.txt pyproject.toml .ci/constraints.txt
+$(PARITY_READY): .ci/parity-requirements.txt pyproject.toml .ci/constraints.txt
 	$(PARITY_PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet pip==26.3
-	@echo "installing $< into $(@D), which has Safety-Gymnasium 1.0.0 and its MuJoCo 2.3.3"
+	@echo "installing $< into $(@D), which has Safety-Gymnasium 1.0.0, its MuJoCo 2.3.3, OmniSafe and FSRL"
 	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
 	$(@D)/bin/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
 	$(@D)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-gymnasium-* $(PARITY_VENV) $(OMNISAFE_VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-gymnasium-* $(VENV)-imitation $(PARITY_VENV) build *.egg-info

@@ -11,6 +11,7 @@ import math
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ import tyro
 from common.args import check_args, main, read_args
 from common.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from common.evaluation import Judge, play, true_costs
+from common.policies import policy_of
 from common.run import print_groups
 from common.verdict import interval, verdict
 from common.video import check_film, film
@@ -30,6 +32,7 @@ from common.video import check_film, film
 from pbcrl import LearnedCost, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
+from pbcrl.policy import POLICY_FILE
 from pbcrl.storage import load_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -168,6 +171,11 @@ def evaluate(args: Args) -> None:
     folder = Path(args.run)
     trained = read_args(folder)
     agent, env_id, horizon = load_agent(folder, trained, args.env_id, trusted=args.trust_script)
+    policy = policy_of(agent, env_id)
+    older = env_id == trained["env_id"] and not (folder / POLICY_FILE).exists()
+    if policy is not None and older:
+        with suppress(StorageError):  # a folder may be read-only
+            policy.save(folder / POLICY_FILE)
     given = trained["cost_limit"] if env_id == trained["env_id"] else None
     given = given if args.cost_limit is None else args.cost_limit
     limit = resolve_cost_limit(env_id, given, needed=trained.get("label_folder") is None)

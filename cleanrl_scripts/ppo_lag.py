@@ -28,6 +28,7 @@ from common.envs import (
     start_episodes,
 )
 from common.evaluation import evaluate  # true cost
+from common.policies import save_agent  # PbCRL: SafePolicy
 from common.run import Run
 from common.video import check_film
 from gymnasium.vector import VectorEnv
@@ -35,7 +36,6 @@ from torch import Tensor, nn
 
 from pbcrl import MULTIPLIER_RULES  # true cost
 from pbcrl.recorder import discarded_envs, step_costs  # true cost
-from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -115,6 +115,8 @@ class Args:
     """iterations between two checkpoints, from which a run that was cut off goes on"""
     resume: str | None = None
     """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
+    extend_to: int | None = None
+    """with --resume of a finished run: env steps that it is to have in all, more than it has"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -387,8 +389,7 @@ def train(args: Args) -> Path:
             if collector:  # true cost
                 collector.writer.flush()  # true cost
             check_weights(agent=agent)  # true cost
-            path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            save_agent(run.folder, agent, args.env_id)
 
         run.on_error(save)
         checkpoint = Checkpoint(
@@ -434,14 +435,17 @@ def train(args: Args) -> Path:
                 true_cost = require_cost(true_cost, args.env_id, unless=unless)  # true cost
                 costs[t] = np.nan_to_num(true_cost)  # true cost
                 if collector:  # true cost
-                    rows = obs[t], executed[t], true_cost, done  # true cost
-                    collector.record(*rows, discarded=discarded)  # true cost
+                    rows = obs[t], executed[t], true_cost, done, rewards[t]  # true cost
+                    ending = terminated[t], infos.get("final_obs"), discarded  # true cost
+                    collector.record(*rows, *ending)  # true cost
                 episodes.step(rewards[t], true_cost, done, discarded=discarded)
                 if done.any():
                     final_obs.append(np.stack(infos["final_obs"][done]))
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
+            new = episodes.take()
+            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 4. Advantages ---------------------------------------------------------------------
@@ -483,8 +487,6 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
             has_cost = is_warm and math.isfinite(limit)
             multiplier.update(mean_cost if has_cost else None, limit)

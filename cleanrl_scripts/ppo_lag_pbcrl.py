@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from common.args import check_args, main, resumed
+from common.card import write_card  # PbCRL
 from common.checkpoint import Checkpoint, check_weights, has_state
 from common.collect import offline_episodes, replay_oracle  # PbCRL
 from common.envs import (
@@ -31,6 +32,7 @@ from common.envs import (
     start_episodes,
 )
 from common.evaluation import Judge, evaluate, true_costs  # PbCRL
+from common.policies import SafePolicy, policy_of, save_agent  # PbCRL
 from common.replays import ReplayRecorder, Replays  # PbCRL
 from common.run import Run
 from common.verdict import LabelWatch  # PbCRL
@@ -57,7 +59,6 @@ from pbcrl.calibration import calibrate_limit  # PbCRL
 from pbcrl.lagrange import Multiplier  # PbCRL
 from pbcrl.oracle import Teacher, num_queries  # PbCRL
 from pbcrl.recorder import discarded_envs  # PbCRL
-from pbcrl.storage import save_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class Args:
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     dataset: str | None = None
-    """folder of trajectories to pretrain on; default: collect one with ppo_lag.py and cache it"""
+    """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
+    DSRL file; default: collect some with ppo_lag.py and cache them"""
     collect_timesteps: int | None = None
     """env steps of that collection; default: total_timesteps"""
     offline_queries: int = 18_000
@@ -203,6 +205,8 @@ class Args:
     """iterations between two checkpoints, from which a run that was cut off goes on"""
     resume: str | None = None
     """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
+    extend_to: int | None = None
+    """with --resume of a finished run: env steps that it is to have in all, more than it has"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -642,9 +646,7 @@ def train(args: Args) -> Path:
             bf16=args.bf16,
             rng=rng,
         )
-        test, valid, train = offline_episodes(
-            args, run, limit=limit, horizon=cost_model.horizon, replays=replays
-        )
+        test, valid, train = offline_episodes(args, run, envs, limit=limit, replays=replays)
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
         length = args.segment_length
         for buffer, part in ((valid_pairs, valid), (train_pairs, train)):
@@ -655,15 +657,15 @@ def train(args: Args) -> Path:
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         if replays is not None:
             envs = ReplayRecorder(envs, args.env_id, replays)
-        watch = LabelWatch()
+        watch, safe_policy = LabelWatch(), SafePolicy()
 
         # -- Checkpoint ----------------------------------------------------------------------------
         def save() -> None:
             check_weights(agent=agent, cost_model=cost_model)  # PbCRL
             path = run.folder / "cost_model.safetensors"  # PbCRL
             cost_model.save(path, env_id=args.env_id, dead_zone=trainer.dead_zone.value)  # PbCRL
-            path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            save_agent(run.folder, agent, args.env_id)
+            safe_policy.save(run.folder)  # PbCRL
 
         run.on_error(save)
         checkpoint = Checkpoint(
@@ -679,6 +681,7 @@ def train(args: Args) -> Path:
             trainer=trainer,  # PbCRL
             feedback=feedback,  # PbCRL
             watch=watch,  # PbCRL
+            safe_policy=safe_policy,  # PbCRL
             progress=progress,
             rng=rng,
             noise=noise,
@@ -733,6 +736,8 @@ def train(args: Args) -> Path:
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
+            new = episodes.take()
+            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 2. Label and fine-tune ------------------------------------------------------------
@@ -779,10 +784,20 @@ def train(args: Args) -> Path:
                     progress.untuned = 0
                 elif len(newest):
                     run.warn("at first all episodes were on one side of the limit: no constraint")
+                # By labels of the policies that are there, not of older ones.
+                late = feedback.num_late(newest) > 0
+                unsafe, allowed = rejected, 0.5
+                if args.constraint != "accept":
+                    unsafe = None if late else unsafe_rate
+                    allowed = args.max_unsafe_rate if args.constraint == "rate" else 0.5
+                policy = policy_of(agent, args.env_id)
+                safe_policy.update(
+                    policy, episodes.ended, iteration=iteration, unsafe=unsafe, allowed=allowed
+                )
                 if args.constraint == "rate":
                     if unsafe_rate is None:
                         run.warn("no safety label came in a labelling round, and λ stayed")
-                    elif feedback.num_late(newest):
+                    elif late:
                         run.warn("labels came late: λ follows the episodes of older policies")
 
             # -- 3. Relabel ------------------------------------------------------------------------
@@ -834,8 +849,6 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             learned_limit = cost_model.learned_limit
             mean_learned, spread = None, None
             if len(finished):
@@ -902,8 +915,11 @@ def train(args: Args) -> Path:
             "compared_episodes": train_pairs.num_compared,  # PbCRL
             "dead_zone": trainer.dead_zone.value,  # PbCRL
             "queries_used": oracle.queries_used,  # PbCRL
+            "safe_policy_iteration": safe_policy.iteration,  # PbCRL
+            "safe_policy_return": safe_policy.mean_return,  # PbCRL
         }  # PbCRL
         run.finish({**summary, "multiplier": multiplier.value})
+        write_card(run.folder, cost_model)  # PbCRL
     envs.close()
     return run.folder
 

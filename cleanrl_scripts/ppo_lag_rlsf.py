@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from common.args import check_args, main, resumed
 from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import open_dataset  # RLSF
+from common.datasets import open_dataset  # RLSF
 from common.envs import (
     Episodes,
     action_bounds,
@@ -33,6 +33,7 @@ from common.envs import (
     start_episodes,
 )
 from common.evaluation import Judge, evaluate  # RLSF
+from common.policies import save_agent  # PbCRL: SafePolicy
 from common.run import Run
 from common.video import check_film
 from gymnasium.vector import VectorEnv
@@ -43,7 +44,7 @@ from pbcrl.errors import StorageError  # RLSF
 from pbcrl.label_log import LabelLog  # RLSF
 from pbcrl.oracle import Teacher  # RLSF
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
-from pbcrl.storage import save_tensors
+from pbcrl.storage import save_tensors  # RLSF
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -110,8 +111,8 @@ class Args:
     safety_noise: float = 0.0
     """probability that the oracle flips a label"""
     dataset: str | None = None
-    """folder of trajectories, a tenth of which learned and true costs are compared on, as by
-    ppo_lag_pbcrl.py; default: the episodes of the final evaluation"""
+    """trajectories as of ppo_lag_pbcrl.py, a tenth of which learned and true costs are compared on,
+    as there; default: the episodes of the final evaluation"""
     classifier_hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the classifier's hidden layers"""
     classifier_lr: float = 1e-3
@@ -140,6 +141,8 @@ class Args:
     """iterations between two checkpoints, from which a run that was cut off goes on"""
     resume: str | None = None
     """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
+    extend_to: int | None = None
+    """with --resume of a finished run: env steps that it is to have in all, more than it has"""
     runs_dir: str = "runs"
     """folder of all runs"""
     run_name: str | None = None
@@ -470,7 +473,7 @@ def train(args: Args) -> Path:
         test: list[Trajectory] = []
         if args.dataset is not None:  # the tenth that ppo_lag_pbcrl.py of this seed tests on
             split = np.random.default_rng(args.seed)
-            test, _, _ = open_dataset(args.dataset, args.env_id, horizon=horizon, rng=split)
+            test, _, _ = open_dataset(args.dataset, args.env_id, envs, rng=split, warn=run.warn)
         teacher = Teacher(safety_noise=args.safety_noise)
         oracle_rng = np.random.default_rng([args.seed, 1])
         oracle = SyntheticOracle(limit, budget=args.queries, teacher=teacher, rng=oracle_rng)
@@ -508,8 +511,7 @@ def train(args: Args) -> Path:
             sizes = {"env_id": args.env_id, "hidden_sizes": args.classifier_hidden_sizes}  # RLSF
             path, tensors = run.folder / "classifier.safetensors", classifier.state_dict()  # RLSF
             save_tensors(path, kind="classifier", tensors=tensors, meta=sizes)  # RLSF
-            path, meta = run.folder / "agent.safetensors", {"env_id": args.env_id}
-            save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
+            save_agent(run.folder, agent, args.env_id)
 
         run.on_error(save)
         checkpoint = Checkpoint(
@@ -579,6 +581,8 @@ def train(args: Args) -> Path:
                     num_discarded += int(discarded.sum())
             torch.set_num_threads(args.torch_threads)
             check_rollout(observations=obs, rewards=rewards, costs=costs)
+            new = episodes.take()
+            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 2. Label and train the classifier -------------------------------------------------
@@ -654,8 +658,6 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
             mean_learned = float(learned_costs.mean()) if len(finished) else None
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
             multiplier.update(mean_learned if is_warm else None, limit)

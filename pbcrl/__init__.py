@@ -17,6 +17,7 @@ The names that one needs, in the order in which data flows through them; each ca
   `draw_pairs` chooses which to ask about. A `FeedbackLoop` is all of this in three calls per
   iteration of a training loop.
 - `TrajectoryWriter` and `TrajectoryDataset` keep trajectories on disk.
+- `load_policy` reads the policy of a run.
 - `PbcrlError` is the base of all errors of `pbcrl.errors`.
 
 All else is in its module: `pbcrl.metrics` compares learned with true costs, `pbcrl.epic` as
@@ -42,6 +43,7 @@ from pbcrl.folder_oracle import FolderOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.feedback import FeedbackLoop
 from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.policy import load_policy
 
 __version__ = "0.1.0"
 
@@ -73,6 +75,7 @@ __all__ = [
     "draw_pairs",
     "finished_trajectories",
     "load_cost_model",
+    "load_policy",
     "pbci_loss",
     "preference_loss",
     "safety_loss",

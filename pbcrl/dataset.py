@@ -49,11 +49,15 @@ REPLAYS = "replays.bin"
 trajectories again. Nothing here reads it."""
 
 _KIND, _VERSION = "trajectories", 3  # 1 and 2 were folders of .npy files with a meta.json
+_WITH_OUTCOMES = 4  # the version of datasets that have rewards, ends and final observations, too
 _MANIFEST = "manifest.safetensors"
 _SHARD = re.compile(r"\d{6,}-[0-9a-f]{8}\.safetensors")
 _FLUSH_BYTES = 1 << 26  # of trajectories in memory; what is added beyond that flushes
 _MAX_AXES = 8  # of an observation
 _MAX_HEADER_BYTES = 4096  # of a shard
+
+_PER_EPISODE = "starts", "terminated", "final_obs"
+"""Arrays of a shard that have a row per trajectory; the others have one per step."""
 
 _Row = tuple[int, int, int, int]
 """A trajectory of the sample: its shard, its first step there, its length, its serial number."""
@@ -151,6 +155,7 @@ class TrajectoryWriter:
         if number == 0:
             manifest.obs_dtype = trajectory.obs.dtype.name
             manifest.has_costs = trajectory.costs is not None
+            manifest.has_outcomes = trajectory.rewards is not None
         kept = manifest.capacity
         place = number if number < kept else int(self._rng.integers(number + 1))
         manifest.seen += 1
@@ -324,9 +329,16 @@ class TrajectoryWriter:
                 f"all trajectories of {self.path} have costs or none has, but this one differs "
                 "from the first; record info['cost'] in every episode, or in none"
             )
+        if self.seen > 0 and manifest.has_outcomes != (trajectory.rewards is not None):
+            raise ValueError(
+                f"all trajectories of {self.path} have rewards, terminated and final_obs or none "
+                "has, but this one differs from the first; record them in every episode, or in none"
+            )
 
     def _save(self, *, finished: bool) -> None:
-        meta = asdict(replace(self._manifest, finished=finished)) | {"version": _VERSION}
+        about = asdict(replace(self._manifest, finished=finished))
+        has_outcomes = about.pop("has_outcomes")  # by the version, which older readers refuse
+        meta = about | {"version": _WITH_OUTCOMES if has_outcomes else _VERSION}
         rows = torch.tensor(self._rows, dtype=torch.int64).reshape(-1, 4)
         save_tensors(self.path / _MANIFEST, kind=_KIND, tensors={"rows": rows}, meta=meta)
         self._flushed, self._new_bytes = self.seen, 0
@@ -382,6 +394,8 @@ class TrajectoryDataset(Sequence[Trajectory]):
     """Steps of the longest possible trajectory."""
     has_costs: bool
     """Whether the trajectories have true costs."""
+    has_outcomes: bool
+    """Whether they have rewards, `terminated` and final observations."""
     seen: int
     """Trajectories of the whole run, of which these are a uniform sample."""
     finished: bool
@@ -403,7 +417,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         self.env_id, self.obs_shape = manifest.env_id, tuple(manifest.obs_shape)
         self.act_dim, self.horizon = manifest.act_dim, manifest.horizon
         self.has_costs, self.seen = manifest.has_costs, manifest.seen
-        self.finished = manifest.finished
+        self.finished, self.has_outcomes = manifest.finished, manifest.has_outcomes
         self._shards = {
             number: _map_shard(self.path, number, manifest) for number in set(rows[:, 0].tolist())
         }
@@ -424,8 +438,20 @@ class TrajectoryDataset(Sequence[Trajectory]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         number, start = self._places[index].tolist()
-        steps = slice(start, start + int(self.lengths[index]))
-        return Trajectory(**{name: all_[steps] for name, all_ in self._shards[number].items()})
+        steps, shard = slice(start, start + int(self.lengths[index])), self._shards[number]
+        arrays: dict[str, Any] = {
+            name: rows[steps] for name, rows in shard.items() if name not in _PER_EPISODE
+        }
+        if not self.has_outcomes:
+            return Trajectory(**arrays)
+        which = int(np.searchsorted(shard["starts"], start))
+        if which == len(shard["starts"]) or shard["starts"][which] != start:
+            raise corrupt(self.path, f"no trajectory of shard {number} starts at step {start}")
+        return Trajectory(
+            **arrays,
+            terminated=bool(shard["terminated"][which]),
+            final_obs=shard["final_obs"][which],
+        )
 
 
 @dataclass
@@ -442,6 +468,7 @@ class _Manifest:
     has_costs: bool = False
     seen: int = 0
     finished: bool = False
+    has_outcomes: bool = False
     shards: list[list[int]] = field(default_factory=list)
     """Steps, bytes and crc32 of each shard that was ever flushed."""
 
@@ -451,7 +478,15 @@ class _Manifest:
             "obs": (self.obs_dtype, [steps, *self.obs_shape]),
             "actions": ("float32", [steps, self.act_dim]),
         }
-        return arrays | ({"costs": ("float32", [steps])} if self.has_costs else {})
+        if self.has_costs:
+            arrays["costs"] = ("float32", [steps])
+        if self.has_outcomes:
+            # -1: as many as trajectories, in the order of their first steps.
+            arrays["rewards"] = ("float32", [steps])
+            arrays["starts"] = ("int64", [-1])
+            arrays["terminated"] = ("uint8", [-1])
+            arrays["final_obs"] = (self.obs_dtype, [-1, *self.obs_shape])
+        return arrays
 
 
 def _read_manifest(folder: Path) -> tuple[_Manifest, NDArray[np.int64]]:
@@ -467,7 +502,10 @@ def _read_manifest(folder: Path) -> tuple[_Manifest, NDArray[np.int64]]:
             "for its writer, check the path, or collect again"
         )
     tensors, meta = load_tensors(path, kind=_KIND)
-    check_format(path, _KIND, meta.pop("version", None), expected=_KIND, versions=(_VERSION,))
+    version = meta.pop("version", None)
+    versions = _VERSION, _WITH_OUTCOMES
+    check_format(path, _KIND, version, expected=_KIND, versions=versions)
+    meta["has_outcomes"] = version == _WITH_OUTCOMES
     with described_by(path):
         rows = tensors["rows"].numpy()
     manifest, rows = _checked(path, meta, rows)
@@ -490,7 +528,7 @@ def _checked(
             and all(type(size) is int and size > 0 for size in sizes)
             and type(made.seen) is int
             and 0 <= made.seen < 2**62
-            and type(made.has_costs) is type(made.finished) is bool
+            and type(made.has_costs) is type(made.finished) is type(made.has_outcomes) is bool
             and made.obs_dtype in ("float32", "uint8")
         ):
             raise ValueError(f"these sizes and names describe no trajectories: {made}"[:500])
@@ -520,8 +558,14 @@ def _shard_name(number: int, shard: Sequence[int]) -> str:
 
 
 def _shard_bytes(trajectories: Sequence[Trajectory]) -> bytes:
-    names = ["obs", "actions"] + ([] if trajectories[0].costs is None else ["costs"])
+    first = trajectories[0]
+    names = [n for n in ("obs", "actions", "costs", "rewards") if getattr(first, n) is not None]
     arrays = {name: np.concatenate([getattr(t, name) for t in trajectories]) for name in names}
+    if first.rewards is not None:
+        lengths = [len(trajectory) for trajectory in trajectories]
+        arrays["starts"] = np.cumsum([0, *lengths[:-1]], dtype=np.int64)
+        arrays["terminated"] = np.array([t.terminated for t in trajectories], np.uint8)
+        arrays["final_obs"] = np.stack([np.asarray(t.final_obs) for t in trajectories])
     return safetensors.numpy.save(arrays)
 
 
@@ -552,6 +596,8 @@ def _map_shard(folder: Path, number: int, manifest: _Manifest) -> dict[str, NDAr
             if not 0 <= start <= end <= len(data):
                 raise ValueError(f"{name} from {start} to {end} of {len(data)} bytes")
             mapped[name] = data[start:end].view(dtype).reshape(shape)
+        if len({len(rows) for name, rows in mapped.items() if name in _PER_EPISODE}) > 1:
+            raise ValueError(f"{' and '.join(_PER_EPISODE)} differ in their length")
     return mapped
 
 
@@ -565,5 +611,12 @@ def _crc32(file: BufferedReader) -> int:
 
 def _copy(trajectory: Trajectory) -> Trajectory:
     """Its arrays may be rows of a buffer that is used again."""
-    costs = None if trajectory.costs is None else trajectory.costs.copy()
-    return Trajectory(trajectory.obs.copy(), trajectory.actions.copy(), costs)
+    t = trajectory
+    return Trajectory(
+        t.obs.copy(),
+        t.actions.copy(),
+        None if t.costs is None else t.costs.copy(),
+        None if t.rewards is None else t.rewards.copy(),
+        t.terminated,
+        None if t.final_obs is None else t.final_obs.copy(),
+    )

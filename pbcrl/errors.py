@@ -21,7 +21,7 @@ class BudgetError(PbcrlError):
 
 
 class UnsupportedError(PbcrlError):
-    """An oracle was asked a kind of question that it does not answer yet."""
+    """A kind of question that an oracle, or of network that a policy file, cannot take yet."""
 
 
 class LabelError(PbcrlError):

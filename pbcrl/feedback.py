@@ -505,7 +505,8 @@ def _stored(path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
 
 
 def _arrays(trajectory: Trajectory) -> list[Any]:
-    return [trajectory.obs, trajectory.actions, trajectory.costs]
+    t = trajectory
+    return [t.obs, t.actions, t.costs, t.rewards, t.terminated, t.final_obs]
 
 
 def _checked_count(name: str, count: int) -> int:

@@ -144,6 +144,7 @@ class TrajectoryRecorder:
         self._has_ended = False  # any episode so far
         self._num_dropped = 0  # resets in mid-episode
         self._has_warned = False  # of an endless episode
+        self._has_rewards = False  # as of the first step
         self._allocate(obs_shape=(1,), act_dim=1, dtype=np.float32)
 
     def record(
@@ -155,8 +156,14 @@ class TrajectoryRecorder:
         *,
         valid: BoolArray | None = None,
         discarded: BoolArray | None = None,
+        rewards: NDArray[Any] | None = None,
+        terminated: BoolArray | None = None,
+        final_obs: NDArray[Any] | None = None,
     ) -> list[Trajectory]:
         """Add one step of every env; its arrays are copied.
+
+        Without rewards, and without a final observation where an episode ends, its `Trajectory` has
+        no outcome.
 
         Args:
             obs: s_t, from before the step, (N, *obs_shape): images, or flat rows as `obs_rows`
@@ -168,6 +175,9 @@ class TrajectoryRecorder:
                 autoreset, which are not recorded. None if all are.
             discarded: Which of the episodes that ended are dropped, bool (N,), as `discarded_envs`
                 tells. None if none is.
+            rewards: Of the step, (N,); None if they are not recorded.
+            terminated: Which of `done` ended in the env, and not by a time limit, bool (N,).
+            final_obs: s_{t+1} of the episodes that ended, (N, *obs_shape); other rows are not read.
 
         Returns:
             The episodes that ended and are kept, in the order of `np.flatnonzero(done)` over the
@@ -179,6 +189,7 @@ class TrajectoryRecorder:
             NonFiniteError: If an episode that ends holds NaN or an infinity.
         """
         if self.reports_costs is None:  # first rows
+            self._has_rewards = rewards is not None
             self._allocate(
                 obs_shape=obs.shape[1:] or (1,),
                 act_dim=actions.shape[1] if actions.ndim == 2 else 1,
@@ -187,6 +198,11 @@ class TrajectoryRecorder:
         self._check_shapes(
             obs=obs, actions=actions, costs=costs, done=done, valid=valid, discarded=discarded
         )
+        self._check_shapes(rewards=rewards, terminated=terminated)
+        if self._has_rewards and rewards is None:
+            raise ValueError(
+                "rewards are recorded at every step or at none, but this step has none; pass them"
+            )
         if (obs.dtype == np.uint8) is not (self._obs.dtype == np.uint8):
             raise ValueError(
                 f"obs must be uint8 at every step or at none, got {obs.dtype} after "
@@ -221,10 +237,13 @@ class TrajectoryRecorder:
         if len(rows) < len(self.lengths):
             obs, actions = obs[rows], actions[rows]
             costs = None if costs is None else costs[rows]
+            rewards = None if rewards is None else rewards[rows]
         self._obs[rows, steps] = obs
         self._actions[rows, steps] = actions
         if costs is not None:
             self._costs[rows, steps] = costs
+        if self._has_rewards:
+            self._rewards[rows, steps] = rewards
         self.lengths[rows] += 1
         if not done.any():
             return []
@@ -232,7 +251,10 @@ class TrajectoryRecorder:
         if discarded is not None:
             done = done & ~discarded
             self.lengths[discarded] = 0
-        return [self._take(row) for row in rows[done[rows]].tolist()]
+        ended = rows[done[rows]].tolist()
+        if not self._has_rewards or terminated is None or final_obs is None:
+            return [self._take(row) for row in ended]
+        return [self._take(row, bool(terminated[row]), final_obs[row].copy()) for row in ended]
 
     def drop_unfinished(self) -> None:
         """Forget the rows of all unfinished episodes, as after a reset.
@@ -259,6 +281,7 @@ class TrajectoryRecorder:
             "obs": self._obs[:, :steps].copy(),
             "actions": self._actions[:, :steps].copy(),
             "costs": self._costs[:, :steps].copy(),
+            "rewards": self._rewards[:, :steps].copy() if self._has_rewards else None,
             "reports_costs": self.reports_costs,
         }
 
@@ -279,21 +302,31 @@ class TrajectoryRecorder:
             act_dim=state["actions"].shape[2],
             dtype=np.uint8 if state["obs"].dtype == np.uint8 else np.float32,
         )
+        # An older state has none, and what goes on from it records none: trajectories stay alike.
+        rewards = state.get("rewards")
+        self._has_rewards = rewards is not None
         while self._costs.shape[1] < steps:
             self._grow()
         self._obs[:, :steps] = state["obs"]
         self._actions[:, :steps] = state["actions"]
         self._costs[:, :steps] = state["costs"]
+        if rewards is not None:
+            self._rewards[:, :steps] = rewards
         self.lengths[:] = state["lengths"]
         self.reports_costs = state["reports_costs"]
 
-    def _take(self, row: int) -> Trajectory:
+    def _take(
+        self, row: int, terminated: bool | None = None, final_obs: NDArray[Any] | None = None
+    ) -> Trajectory:
         steps = int(self.lengths[row])
         self.lengths[row] = 0
         return Trajectory(
             self._obs[row, :steps].copy(),
             self._actions[row, :steps].copy(),
             self._costs[row, :steps].copy() if self.reports_costs else None,
+            None if terminated is None else self._rewards[row, :steps].copy(),
+            terminated,
+            final_obs,
         )
 
     def _allocate(
@@ -303,12 +336,14 @@ class TrajectoryRecorder:
         self._obs: NDArray[Any] = np.empty((*rows, *obs_shape), dtype)
         self._actions = np.empty((*rows, act_dim), np.float32)
         self._costs = np.empty(rows, np.float32)
+        self._rewards = np.empty(rows, np.float32)
 
     def _grow(self) -> None:
         # Doubling: the copies of a whole episode cost less than writing its rows did.
         self._obs = np.concatenate([self._obs, np.empty_like(self._obs)], axis=1)
         self._actions = np.concatenate([self._actions, np.empty_like(self._actions)], axis=1)
         self._costs = np.concatenate([self._costs, np.empty_like(self._costs)], axis=1)
+        self._rewards = np.concatenate([self._rewards, np.empty_like(self._rewards)], axis=1)
 
     def _check_shapes(self, **given: NDArray[Any] | None) -> None:
         for name, array in given.items():

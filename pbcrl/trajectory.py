@@ -26,13 +26,15 @@ ObsArray = NDArray[np.float32] | NDArray[np.uint8]
 class Trajectory:
     """One finished episode of T >= 1 steps; the arrays share the leading axis T.
 
-    The final observation is not stored: the cost model reads (s_t, a_t) pairs only. float32 input
-    is kept without a copy (so a memory-mapped array stays on disk), and so are uint8 observations;
-    other dtypes are cast to float32.
+    The cost model reads (s_t, a_t) pairs only. Rewards, how the episode ended and its final
+    observation are for other learners and their file formats: all three are there, or none. float32
+    input is kept without a copy (so a memory-mapped array stays on disk), and so are uint8
+    observations; other dtypes are cast to float32.
 
     Raises:
         TypeError: If an array does not hold numbers.
-        ValueError: If the shapes do not fit each other, or there is no step.
+        ValueError: If the shapes do not fit each other, there is no step, or only some of
+            rewards, `terminated` and `final_obs` are there.
         NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
     """
 
@@ -44,6 +46,13 @@ class Trajectory:
     act_dim)."""
     costs: FloatArray | None = None
     """True cost per step. Only the oracle and the metrics may read it. float32 (T,)."""
+    rewards: FloatArray | None = None
+    """Reward per step, float32 (T,)."""
+    terminated: bool | None = None
+    """Whether the last step ended the episode in the env, as against cutting it off (a time limit,
+    or the end of a segment)."""
+    final_obs: ObsArray | None = None
+    """s_T, what the last step led to, of the dtype of `obs`: (*obs_shape,)."""
 
     def __post_init__(self) -> None:
         obs = _checked_obs(self.obs)
@@ -65,6 +74,32 @@ class Trajectory:
                     "steps; sum or split them to the env's steps"
                 )
             object.__setattr__(self, "costs", costs)
+        given = [x is not None for x in (self.rewards, self.terminated, self.final_obs)]
+        if any(given):
+            self._check_outcome(all(given))
+
+    def _check_outcome(self, complete: bool) -> None:
+        if not complete:
+            raise ValueError(
+                "a trajectory has rewards, terminated and final_obs, or none of them, got only "
+                "some; give the others too"
+            )
+        rewards = _as_float32("rewards", self.rewards, ndim=1)
+        final_obs = _checked_obs(np.asarray(self.final_obs)[None])
+        if len(rewards) != len(self.obs):
+            raise ValueError(
+                f"rewards must have one entry per step: got {len(rewards)} rewards for "
+                f"{len(self.obs)} steps"
+            )
+        if (final_obs.shape[1:], final_obs.dtype) != (self.obs.shape[1:], self.obs.dtype):
+            raise ValueError(
+                "final_obs must be an observation like the others, "
+                f"{self.obs.dtype} {self.obs.shape[1:]}, got {final_obs.dtype} "
+                f"{final_obs.shape[1:]}; give what the last step returned, flat if they are"
+            )
+        object.__setattr__(self, "rewards", rewards)
+        object.__setattr__(self, "terminated", bool(self.terminated))
+        object.__setattr__(self, "final_obs", final_obs[0])
 
     def __len__(self) -> int:
         """T, the number of steps."""
@@ -190,14 +225,39 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
             stacklevel=2,
         )
     return [
-        Trajectory(
-            whole.obs[start : start + length],
-            whole.actions[start : start + length],
-            None if whole.costs is None else whole.costs[start : start + length],
-        )
+        _segment(whole, start, start + length)
         for whole in trajectories
         for start in range(0, len(whole) - length + 1, length)
     ]
+
+
+def _segment(whole: Trajectory, start: int, end: int) -> Trajectory:
+    steps, is_last = slice(start, end), end == len(whole)
+    return Trajectory(
+        whole.obs[steps],
+        whole.actions[steps],
+        None if whole.costs is None else whole.costs[steps],
+        None if whole.rewards is None else whole.rewards[steps],
+        None if whole.terminated is None else whole.terminated and is_last,
+        whole.final_obs if whole.final_obs is None or is_last else whole.obs[end],
+    )
+
+
+def require_outcomes(trajectories: Sequence[Trajectory], what: str) -> None:
+    """Refuse trajectories that were recorded without rewards, or none at all.
+
+    Raises:
+        ValueError: If so.
+    """
+    if not trajectories:
+        raise ValueError(f"{what} needs at least one trajectory, got none")
+    bare = sum(one.rewards is None for one in trajectories)
+    if bare:
+        raise ValueError(
+            f"{what} has rewards, ends and final observations, but {bare} of {len(trajectories)} "
+            "trajectories were recorded without them; record them again with a wrapper of this "
+            "version, or add them: Trajectory(..., rewards=, terminated=, final_obs=)"
+        )
 
 
 def pad(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor, Tensor]:

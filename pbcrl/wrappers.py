@@ -149,7 +149,14 @@ class PreferenceCostWrapper(
         if not self._ended:
             discarded = discarded_envs(env_info, 1)
             for trajectory in self._recorder.record(
-                obs, executed, true_cost, np.array([done]), discarded=discarded
+                obs,
+                executed,
+                true_cost,
+                np.array([done]),
+                discarded=discarded,
+                rewards=np.array([reward], np.float32),
+                terminated=np.array([terminated], np.bool_),
+                final_obs=next_rows,
             ):
                 info["trajectory"] = trajectory
             self._ended = done
@@ -280,14 +287,23 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             _require_finite("cost", true_cost, step)
             infos |= {"true_cost": true_cost, "_true_cost": valid}
         discarded = discarded_envs(env_infos, self.num_envs)
-        finished = self._recorder.record(
-            obs, executed, true_cost, done, valid=valid, discarded=discarded
-        )
         ended = done & valid
+        final_rows = self._final_rows(env_infos, next_rows, ended, step) if ended.any() else None
+        finished = self._recorder.record(
+            obs,
+            executed,
+            true_cost,
+            done,
+            valid=valid,
+            discarded=discarded,
+            rewards=np.asarray(rewards),
+            terminated=np.asarray(terminated, np.bool_),
+            final_obs=final_rows,
+        )
         if ended.any():
             if finished_trajectories(env_infos):
                 raise ValueError(_WRAPPED_TWICE)
-            infos |= self._ending(infos, ended, step)
+            infos |= self._ending(infos, ended)
         if finished:
             entries = np.full(self.num_envs, None, dtype=object)
             for row, trajectory in zip(np.flatnonzero(ended & ~discarded), finished, strict=True):
@@ -341,18 +357,27 @@ class PreferenceCostVectorWrapper(VectorWrapper):
             envs.load_state_dict(state["envs"])
         self._obs, self._valid = state["obs"].copy(), state["valid"].copy()
 
-    def _ending(
-        self, infos: Mapping[str, Any], ended: BoolArray, step: NDArray[np.int64]
-    ) -> dict[str, Any]:
+    def _final_rows(
+        self,
+        infos: Mapping[str, Any],
+        next_rows: ObsArray,
+        ended: BoolArray,
+        step: NDArray[np.int64],
+    ) -> ObsArray | None:
+        """s_T of the episodes that ended, (N, *obs_shape); None if the envs do not tell it."""
         final_obs = infos.get("final_obs")
-        if final_obs is not None:
-            rows = np.zeros((self.num_envs, math.prod(self.cost_model.obs_shape)), np.float32)
-            if isinstance(final_obs, np.ndarray):  # Gymnasium's hold one observation per env
-                for row in np.flatnonzero(ended):
-                    rows[row] = obs_rows(self._obs_space, final_obs[row])
-            else:
-                rows[ended] = obs_rows(self._obs_space, final_obs, num_envs=self.num_envs)[ended]
-            _require_finite("obs", rows, step)
+        if final_obs is None:
+            return next_rows if self._resets_next_step else None
+        rows = np.zeros((self.num_envs, math.prod(self.cost_model.obs_shape)), next_rows.dtype)
+        if isinstance(final_obs, np.ndarray):  # Gymnasium's hold one observation per env
+            for row in np.flatnonzero(ended):
+                rows[row] = obs_rows(self._obs_space, final_obs[row])
+        else:
+            rows[ended] = obs_rows(self._obs_space, final_obs, num_envs=self.num_envs)[ended]
+        _require_finite("obs", rows, step)
+        return rows.reshape(next_rows.shape)
+
+    def _ending(self, infos: Mapping[str, Any], ended: BoolArray) -> dict[str, Any]:
         if "final_info" not in infos:
             return {}
         # What reads costs there must not find the true one under the learned one's name.

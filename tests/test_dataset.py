@@ -222,8 +222,8 @@ def test_a_dataset_of_an_older_version_is_refused_by_name_with_the_remedy(tmp_pa
 
 def test_a_dataset_of_a_later_version_is_refused(tmp_path):
     path = dataset(tmp_path / "data")
-    rewrite_manifest(path, version=4)
-    with pytest.raises(FormatVersionError, match=r"version 3 of trajectories.* version 4; use"):
+    rewrite_manifest(path, version=5)
+    with pytest.raises(FormatVersionError, match=r"version 3 or 4 of traj.* version 5; use"):
         TrajectoryDataset(path)
 
 
@@ -665,3 +665,51 @@ def test_a_pickle_in_the_place_of_a_shard_is_not_executed(tmp_path):
     (path / "array.npy").replace(path / shards(path)[0])
     with pytest.raises(CorruptFileError, match=r"000000-.*safetensors is damaged"):
         TrajectoryDataset(path)
+
+
+def ended(seed, steps, *, terminated, dtype=np.float32):
+    """A trajectory with rewards, how it ended and its final observation."""
+    rng = np.random.default_rng(seed)
+    obs = rng.integers(0, 200, (steps + 1, 2)).astype(dtype)
+    actions, costs, rewards = rng.normal(size=(steps, 1)), rng.random(steps), rng.normal(size=steps)
+    return Trajectory(obs[:-1], actions, costs, rewards, terminated, obs[-1])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_rewards_ends_and_final_observations_are_read_as_written(tmp_path, dtype):
+    """Also where a shard holds trajectories that are no longer in the sample."""
+    written = [ended(i, 1 + i % 3, terminated=i % 2 == 0, dtype=dtype) for i in range(12)]
+    options = {"env_id": "Walk", "obs_shape": (2,), "act_dim": 1, "horizon": 3, "capacity": 5}
+    with TrajectoryWriter(tmp_path, **options, rng=np.random.default_rng(0)) as writer:
+        for i, trajectory in enumerate(written):
+            writer.add(trajectory)
+            if i % 4 == 3:
+                writer.flush()
+    found = TrajectoryDataset(tmp_path)
+    assert found.has_outcomes
+    assert any(found.episodes != np.arange(5))
+    for number, one in zip(found.episodes, found, strict=True):
+        for name in ("obs", "actions", "costs", "rewards", "terminated", "final_obs"):
+            ours, theirs = getattr(one, name), getattr(written[number], name)
+            assert np.array_equal(ours, theirs)
+        assert one.final_obs.dtype == dtype
+
+
+def test_a_dataset_has_outcomes_in_every_trajectory_or_in_none(tmp_path):
+    options = {"env_id": "Walk", "obs_shape": (2,), "act_dim": 1, "horizon": 3}
+    with TrajectoryWriter(tmp_path, **options, rng=np.random.default_rng(0)) as writer:
+        writer.add(ended(0, 2, terminated=True))
+        with pytest.raises(ValueError, match="rewards, terminated and final_obs or none has"):
+            writer.add(Trajectory(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros(2)))
+
+
+def test_a_dataset_from_before_there_were_outcomes_opens_and_none_has_one():
+    found = TrajectoryDataset(Path(__file__).with_name("dataset_version_3"))
+    assert [len(one) for one in found] == [2, 3, 4]
+    assert not found.has_outcomes
+    for i, one in enumerate(found):
+        expected = np.arange(2 * len(one)).reshape(-1, 2) + 100 * i
+        assert (one.obs == expected).all()
+        assert (one.actions[:, 0] == expected[:, 0] / 2).all()
+        assert (one.costs == expected[:, 1]).all()
+        assert one.rewards is one.terminated is one.final_obs is None

@@ -16,7 +16,7 @@ from .every_space import ACTION_SPACES, OBS_SPACES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
-SHOW_VECTOR_ENVS = ["index.md", "driving.md", "robotics.md", "scripts.md"]
+SHOW_VECTOR_ENVS = ["adapters.md", "index.md", "driving.md", "robotics.md", "scripts.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -17,9 +17,9 @@ import pytest
 
 from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
 from pbcrl.label.__main__ import main
-from pbcrl.label.export import agreement, disagreements, export, table
+from pbcrl.label.export import COLUMNS, agreement, disagreements, export, table
 from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
-from pbcrl.label_log import query_digest
+from pbcrl.label_log import query_digest, trajectory_digest
 from pbcrl.trajectory import Label, Query, Trajectory
 
 from .damage import full_disk, read_only
@@ -250,16 +250,28 @@ def test_without_pyarrow_the_export_names_the_extra_and_leaves_no_file(tmp_path,
     assert not (tmp_path / "labels.parquet").exists()
 
 
-def test_answers_are_exported_as_parquet(tmp_path):
-    parquet = pytest.importorskip(
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_pandas_reads_what_is_exported(tmp_path, ending):
+    pandas = pytest.importorskip("pandas", reason="needs the extra `benchmark`")
+    pytest.importorskip(
         "pyarrow.parquet",
         reason="needs the extra `parquet`, and that NumPy 2",
         exc_type=ImportError,
     )
-    store = labelled(tmp_path)
-    assert export(store, tmp_path / "labels.parquet") == 8
-    found = parquet.read_table(tmp_path / "labels.parquet").to_pylist()
-    assert found == table(store)
+    store, path = labelled(tmp_path), tmp_path / f"labels.{ending}"
+    assert export(store, path) == 8
+    found = pandas.read_csv(path) if ending == "csv" else pandas.read_parquet(path)
+    assert tuple(found.columns) == COLUMNS
+    expected = pandas.DataFrame(table(store))
+    if ending == "csv":  # which has nothing for None, and no formulas
+        expected["annotator"] = expected["annotator"].replace("=Bob", "'=Bob")
+        expected["second"] = expected["second"].fillna(np.nan)
+    pandas.testing.assert_frame_equal(found, expected, check_dtype=False)
+    assert pandas.to_datetime(found["time"]).is_monotonic_increasing
+    digests = [query_digest(Query(episode(2 * i), episode(2 * i + 1))) for i in range(3)]
+    pairs = found[found["kind"] == "pair"]
+    assert pairs["question"].str.split("-").str[1].unique().tolist() == digests
+    assert pairs["first"].unique().tolist() == [trajectory_digest(episode(i)) for i in (0, 2, 4)]
 
 
 # -- The file ----------------------------------------------------------------------------------

@@ -235,3 +235,27 @@ def test_segments_longer_than_every_episode_are_told():
     with pytest.warns(UserWarning, match="got length=9, but the longest of 2 episodes has 3 ste"):
         assert cut_segments([trajectory(np.zeros((3, 3)))] * 2, 9) == []
     assert cut_segments([], 9) == []
+
+
+def test_only_the_last_segment_ends_as_its_episode_did():
+    obs = np.arange(7.0)[:, None]
+    whole = Trajectory(obs[:-1], obs[:-1], None, np.arange(6.0), True, obs[-1])
+    first, second, third = cut_segments([whole], 2)
+    assert [one.terminated for one in (first, second, third)] == [False, False, True]
+    assert [one.final_obs.item() for one in (first, second, third)] == [2, 4, 6]
+    assert second.rewards.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"terminated": None}, "or none of them, got only some"),
+        ({"rewards": np.zeros(3)}, "got 3 rewards for 2 steps"),
+        ({"final_obs": np.zeros(2)}, r"float32 \(1,\), got float32 \(2,\)"),
+        ({"final_obs": np.zeros(1, np.uint8)}, r"float32 \(1,\), got uint8 \(1,\)"),
+    ],
+)
+def test_an_outcome_that_does_not_fit_is_refused(changes, message):
+    outcome = {"rewards": np.zeros(2), "terminated": True, "final_obs": np.zeros(1)}
+    with pytest.raises(ValueError, match=message):
+        Trajectory(np.zeros((2, 1)), np.zeros((2, 1)), **{**outcome, **changes})

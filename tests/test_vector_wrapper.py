@@ -509,3 +509,23 @@ def test_a_state_without_that_of_the_envs_leaves_them_to_a_reset():
 def test_a_model_for_a_vector_env_is_that_for_each_of_its_envs():
     model = CostModel.for_env(gym.make_vec("CartPole-v1", 2))
     assert (model.obs_shape, model.act_dim, model.horizon) == ((4,), 2, 500)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finished_episodes_have_rewards_how_they_ended_and_the_true_final_observation(mode):
+    """Not the first observation of the next episode, in either autoreset mode."""
+    limits = [lambda: TimeLimit(Counter(99), 3), lambda: Counter(2), lambda: Counter(4)]
+    envs = PreferenceCostVectorWrapper(SyncVectorEnv(limits, autoreset_mode=mode), linear_model())
+    envs.reset(seed=0)
+    found, rewards = [], np.zeros((12, 3), np.float32)
+    for t in range(12):
+        _, rewards[t], _, _, infos = envs.step(ACTIONS[t])
+        found += finished_trajectories(infos)
+    assert {(len(one), one.terminated, float(one.final_obs[0])) for one in found} == {
+        (3, False, 3.0),
+        (2, True, 2.0),
+        (4, True, 4.0),
+    }
+    first = {len(one): one for one in reversed(found)}
+    for column, steps in enumerate([3, 2, 4]):
+        assert (first[steps].rewards == rewards[:steps, column]).all()

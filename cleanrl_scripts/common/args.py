@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,10 @@ import torch
 import tyro
 from gymnasium.error import DependencyNotInstalled
 
+from common.datasets import minari_folder
 from common.defaults import defaults_of
 from pbcrl.errors import PbcrlError, StorageError
+from pbcrl.storage import write_atomically
 
 ArgsT = TypeVar("ArgsT")
 
@@ -95,8 +97,11 @@ def check_args(args: Any) -> None:
             "or remove it"
         )
     dataset = given.get("dataset")
-    if dataset is not None and not Path(dataset).exists():
-        raise ValueError(f"--dataset names a folder of episodes, but {dataset} does not exist")
+    if dataset is not None and not Path(dataset).exists() and minari_folder(dataset) is None:
+        raise ValueError(
+            "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
+            f"{dataset} does not exist"
+        )
 
 
 def resumed(args: ArgsT, *, script: str) -> ArgsT:
@@ -104,10 +109,14 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
 
     Raises:
         StorageError: If the folder holds no run of this script.
-        ValueError: If that run is finished, or other arguments are given along with `--resume`.
+        ValueError: If that run is finished and `--extend-to` does not say how to go on, or the
+            reverse, or other arguments are given along with `--resume`.
     """
     given = dataclasses.asdict(args)  # type: ignore[call-overload]
+    extend_to = given.pop("extend_to")
     if given["resume"] is None:
+        if extend_to is not None:
+            raise ValueError("--extend-to goes on with a finished run; name it by --resume")
         return args
     folder = Path(given["resume"])
     stored = read_args(folder)
@@ -115,9 +124,15 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         raise StorageError(
             f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
         )
-    stored.pop("made_by", None)
-    if is_finished(folder):
-        raise ValueError(f"--resume takes a run that was cut off, but {folder} is finished")
+    made_by = stored.pop("made_by", None)
+    stored.setdefault("extend_to", None)  # of a run from before there was one
+    if extend_to is not None:
+        _check_extension(folder, stored["total_timesteps"], extend_to)
+    elif is_finished(folder):
+        raise ValueError(
+            f"--resume takes a run that was cut off, but {folder} is finished; extend it by "
+            "--extend-to, or start another"
+        )
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
     stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     if unknown := sorted(set(stored) ^ set(defaults)):
@@ -131,9 +146,38 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
             f"a resumed run keeps its arguments, but {', '.join(sorted(clashing))} differ from "
             f"those in {folder}; leave them out, or start a new run"
         )
+    if extend_to is not None:
+        stored |= _extended(stored, extend_to)
+        text = json.dumps({"script": script, **stored, "made_by": made_by}, indent=2)
+        # In this order: at every moment it is a finished run, or one that was cut off.
+        (folder / "summary.json").rename(folder / "summary_before.json")
+        write_atomically(folder / "args.json", f"{text}\n".encode())
     place = {"resume": str(folder), "runs_dir": str(folder.parent), "run_name": folder.name}
     again: ArgsT = dataclasses.replace(args, **(stored | place))  # type: ignore[type-var]
     return again
+
+
+def _check_extension(folder: Path, total: int, extend_to: int) -> None:
+    if not is_finished(folder):
+        raise ValueError(
+            f"--extend-to goes on with a finished run, but {folder} was cut off; finish it by "
+            "--resume alone first"
+        )
+    if extend_to <= total:
+        raise ValueError(
+            f"--extend-to counts all env steps of the run, and {folder} has {total:,} already, got "
+            f"{extend_to:,}; give more"
+        )
+
+
+def _extended(stored: Mapping[str, Any], extend_to: int) -> dict[str, Any]:
+    """The arguments of a longer run, with labels as often as before and the same offline data."""
+    total, changed = stored["total_timesteps"], {"extend_to": extend_to}
+    changed["total_timesteps"] = extend_to
+    if "online_queries" in stored:
+        changed["online_queries"] = stored["online_queries"] * extend_to // total
+        changed["collect_timesteps"] = stored["collect_timesteps"] or total
+    return changed
 
 
 def read_args(folder: Path) -> dict[str, Any]:

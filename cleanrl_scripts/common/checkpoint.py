@@ -23,6 +23,7 @@ from pbcrl.storage import load_tensors, save_tensors
 
 _NEWEST, _BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 _MAY_DIFFER = {"resume", "runs_dir", "run_name"}  # a run's folder may have been moved
+_OF_LENGTH = {"extend_to", "total_timesteps", "online_queries", "collect_timesteps"}
 
 
 class Checkpoint:
@@ -74,7 +75,8 @@ class Checkpoint:
         if state is None:
             return False
         now = _unpack(_pack(self._args, "args", {}), {})
-        if differing := sorted(name for name in now if state["args"].get(name) != now[name]):
+        kept = set(now) if now.get("extend_to") is None else set(now) - _OF_LENGTH
+        if differing := sorted(name for name in kept if state["args"].get(name) != now[name]):
             raise MismatchError(
                 f"a run goes on with the arguments that it began with, but {', '.join(differing)} "
                 f"in args.json of {self._folder} differ from those in its checkpoint: "

@@ -13,11 +13,12 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from common.args import INTERRUPTED, is_finished
+from common.datasets import Split, open_dataset
 from common.envs import flat_dims, horizon_of
 from common.replays import Replays, Starts
 from common.run import Run, open_child
-from pbcrl import Label, ReplayOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
-from pbcrl.errors import LabelError, MismatchError, PbcrlError, StorageError
+from pbcrl import Label, ReplayOracle, TrajectoryWriter
+from pbcrl.errors import MismatchError, PbcrlError, StorageError
 from pbcrl.label_log import read_labels
 from pbcrl.recorder import TrajectoryRecorder
 
@@ -69,14 +70,30 @@ class Collector:
         actions: np.ndarray,
         costs: np.ndarray,
         done: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        final_obs: np.ndarray | None,
         discarded: np.ndarray,
     ) -> None:
         """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,).
 
-        Costs are NaN where the env reports none.
+        Costs are NaN where the env reports none; `final_obs` has an observation where one ended.
         """
+        last = np.zeros_like(obs)
+        if done.any():
+            assert final_obs is not None
+            last[done] = np.stack(final_obs[done])
         known = None if np.isnan(costs).any() else costs
-        finished = self._recorder.record(obs, actions, known, done, discarded=discarded)
+        finished = self._recorder.record(
+            obs,
+            actions,
+            known,
+            done,
+            discarded=discarded,
+            rewards=rewards,
+            terminated=terminated,
+            final_obs=last,
+        )
         starts = self._starts.of(np.flatnonzero(done & ~discarded))
         for trajectory, start in zip(finished, starts, strict=True):
             if self.writer.add(trajectory):
@@ -112,20 +129,21 @@ class Collector:
         self._rng.bit_generator.state = state["rng"]
 
 
-Split = tuple[list[Trajectory], list[Trajectory], list[Trajectory]]
-"""Episodes to test on, which are never labelled; to validate on; and to train on."""
-
-
 def offline_episodes(
-    args: Any, run: Run, *, limit: float, horizon: int | None, replays: Replays | None = None
+    args: Any,
+    run: Run,
+    envs: VectorEnv[Any, Any, Any],
+    *,
+    limit: float,
+    replays: Replays | None = None,
 ) -> Split:
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
         run: Whose folder holds what is collected until it is finished.
+        envs: Of `make_envs`, which the episodes must fit.
         limit: d of the policy that collects.
-        horizon: The time limit that the episodes must have.
         replays: Where it is looked up how they can be played again, if that is wanted.
 
     Raises:
@@ -142,7 +160,14 @@ def offline_episodes(
     if replays is not None and not replays.include(path):
         run.warn(f"{path} does not say how to play its episodes again: people will see curves")
     # The same split whenever a run goes on.
-    return open_dataset(path, args.env_id, horizon=horizon, rng=np.random.default_rng(args.seed))
+    return open_dataset(
+        path,
+        args.env_id,
+        envs,
+        rng=np.random.default_rng(args.seed),
+        warn=run.warn,
+        needs_costs=args.label_folder is None,
+    )
 
 
 def collect(args: Any, run: Run, *, limit: float) -> Path:
@@ -193,38 +218,6 @@ def collect(args: Any, run: Run, *, limit: float) -> Path:
     cached.parent.mkdir(parents=True, exist_ok=True)
     episodes.rename(cached)
     return cached
-
-
-def open_dataset(
-    path: str | Path, env_id: str, *, horizon: int | None, rng: np.random.Generator
-) -> Split:
-    """Split a dataset by trajectory, since splitting by pair would leak.
-
-    Returns:
-        A tenth to test on, a tenth to validate on, the others to train on; each in the order in
-        which they were played, if the dataset has all of its run.
-
-    Raises:
-        LabelError: If there are fewer than 10 episodes.
-        MismatchError: If they have another time limit.
-    """
-    dataset = TrajectoryDataset(path, env_id=env_id)
-    if dataset.horizon != horizon:
-        raise MismatchError(
-            f"episodes compare by their summed cost, so they must have one time limit: {path} has "
-            f"a horizon of {dataset.horizon} steps, {env_id} one of {horizon}; collect a dataset "
-            "for this env"
-        )
-    if len(dataset) < 10:
-        raise LabelError(
-            f"10 episodes or more are needed to split them, {path} has {len(dataset)}; collect "
-            "more (--collect-timesteps)"
-        )
-    order = rng.permutation(len(dataset))
-    size = max(2, len(dataset) // 10)
-    parts = order[:size], order[size : 2 * size], order[2 * size :]
-    test, valid, train = ([dataset[i] for i in np.sort(part)] for part in parts)
-    return test, valid, train
 
 
 def replay_oracle(args: Any) -> ReplayOracle:

@@ -4,7 +4,7 @@ Both have one critic for the cost and one for the reward, 64x64 nets, gradient s
 at a time, 40 passes over each rollout and no KL stop, so that every rollout of 20,000 steps takes
 12,500 gradient steps of three nets. OmniSafe steps `--omnisafe-envs` environments (its default is
 one), ours the script's 20. Rates are those from the second iteration on.
-Needs the environment of `make omnisafe-env`.
+Needs the environment of `make parity-env`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WORKER = Path(__file__).with_name("omnisafe_rates.py")
 
 @dataclass(frozen=True)
 class Args:
-    omnisafe_python: str = ".venv-omnisafe/bin/python"
+    omnisafe_python: str = ".venv-parity/bin/python"
     """interpreter that has OmniSafe"""
     env_id: str = "SafetyPointGoal1-v0"
     """task to run"""
@@ -67,7 +67,7 @@ def main(args: Args) -> None:
     if not Path(args.omnisafe_python).exists():
         raise SystemExit(
             f"error: OmniSafe is compared with, but there is no {args.omnisafe_python}; "
-            "build its environment with `make omnisafe-env`"
+            "build its environment with `make parity-env`"
         )
     print(
         f"{args.env_id}: {args.steps} steps per iteration, {args.update_epochs} passes of "

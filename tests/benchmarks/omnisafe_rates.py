@@ -2,7 +2,7 @@
 
     python omnisafe_rates.py '{"env_id": ..., "steps": ..., ...}'
 
-Runs under the Python of `make omnisafe-env` and prints one line of JSON. What OmniSafe plots,
+Runs under the Python of `make parity-env` and prints one line of JSON. What OmniSafe plots,
 uploads and downloads with need not be installed: its imports find empty modules.
 """
 
@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,12 +50,17 @@ def import_omnisafe(env_id: str, *, sky: bool) -> Any:
     upstream.make(env_id).close()  # as a module that is in sys.modules it is found by OmniSafe
     if sky:  # as it is shipped: what `upstream.make` leaves out is put back
         vars(sys.modules["safety_gymnasium.world"])["yaml"] = importlib.import_module("yaml")
-    stand_ins = {name: UnusedModule(name) for name in UNUSED}
+    return import_without(UNUSED, "omnisafe")
+
+
+def import_without(unused: Sequence[str], name: str) -> Any:
+    """Import a library while modules that it never calls are empty ones."""
+    stand_ins = {unused_name: UnusedModule(unused_name) for unused_name in unused}
     sys.modules.update(stand_ins)
-    omnisafe = importlib.import_module("omnisafe")
-    for name in stand_ins:  # what looks for these packages later finds that they are not there
-        del sys.modules[name]
-    return omnisafe
+    library = importlib.import_module(name)
+    for stand_in in stand_ins:  # what looks for these packages later finds that they are not there
+        del sys.modules[stand_in]
+    return library
 
 
 def rates(job: dict[str, Any]) -> dict[str, float]:

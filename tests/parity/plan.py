@@ -110,6 +110,8 @@ def models_job(task):
 
 
 LEARNING_JOB = {"kind": "learning", "task": "Goal1", "max_steps": 100}
+OMNISAFE_JOB = {"kind": "omnisafe", "task": "Goal1", "max_steps": 50, "epochs": 2}
+FSRL_JOB = {"kind": "fsrl", "max_steps": 50, "epochs": 2}
 SKIES_JOB = {"kind": "skies", "task": "Goal1", "steps": 200}
 
 
@@ -127,6 +129,9 @@ def jobs(tests):
         elif file == "test_old_gymnasium.py":
             yield LEARNING_JOB
             yield SKIES_JOB
+        elif file == "test_safe_rl.py":
+            yield OMNISAFE_JOB
+            yield FSRL_JOB
         elif file == "test_episodes.py":
             episodes.append((task, row))
     slowest = ("Button1", "Push1", "Goal1", "HumanoidVelocity")

@@ -253,6 +253,136 @@ def learning(*, task, max_steps):
     }
 
 
+def omnisafe(*, task, max_steps, epochs):
+    """OmniSafe's PPOLag under a learned cost, by its own log and by the episodes it played."""
+    import csv
+    import tempfile
+    from pathlib import Path
+
+    import gymnasium
+    import torch
+
+    import pbcrl
+    from pbcrl.errors import MissingCostError
+    from tests.benchmarks.omnisafe_rates import import_omnisafe
+
+    library = import_omnisafe(env_id(task), sky=False)
+    from pbcrl.adapters.omnisafe import register_env
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    played = []
+
+    class Keep(gymnasium.Wrapper):
+        def step(self, action):
+            *others, info = self.env.step(action)
+            played.extend(pbcrl.finished_trajectories(info))
+            return *others, info
+
+    def make_env():
+        bare = upstream.make(env_id(task), max_episode_steps=max_steps)
+        return Keep(pbcrl.PreferenceCostWrapper(bare, cost_model))
+
+    bare = upstream.make(env_id(task), max_episode_steps=max_steps)
+    cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
+    torch.nn.init.normal_(cost_model.net[-1].weight)
+
+    def train(name, *, num_envs=1):
+        with tempfile.TemporaryDirectory() as folder:
+            config = {
+                "seed": 0,
+                "train_cfgs": {
+                    "total_steps": 4 * max_steps * epochs,
+                    "vector_env_nums": num_envs,
+                    "torch_threads": 1,
+                },
+                "algo_cfgs": {"steps_per_epoch": 4 * max_steps, "update_iters": 2},
+                "lagrange_cfgs": {"cost_limit": cost_model.learned_limit / 2},
+                "logger_cfgs": {"use_wandb": False, "use_tensorboard": False, "log_dir": folder},
+            }
+            library.Agent("PPOLag", name, custom_cfgs=config).learn()
+            (path,) = Path(folder).glob("**/progress.csv")
+            with path.open(newline="") as file:
+                return list(csv.DictReader(file))
+
+    register_env("Learned-v0", make_env)
+    rows = train("Learned-v0")
+    register_env("No-cost-v0", lambda: gymnasium.make("Pendulum-v1"))
+    register_env("Discrete-v0", lambda: gymnasium.make("CartPole-v1"))
+    said = []
+    for ask in (
+        lambda: register_env("Learned-v0", make_env),
+        lambda: train("Learned-v0", num_envs=2),
+        lambda: train("No-cost-v0"),
+        lambda: train("Discrete-v0"),
+    ):
+        try:
+            ask()
+        except (ValueError, MissingCostError) as error:
+            said.append(str(error))
+    columns = "Metrics/EpCost", "Metrics/LagrangeMultiplier"
+    logged = {name: np.array([float(row[name]) for row in rows]) for name in columns}
+    return {
+        "logged_costs": logged["Metrics/EpCost"],
+        "multipliers": logged["Metrics/LagrangeMultiplier"],
+        "learned_costs": cost_model.score(played),
+        "true_costs": np.array([trajectory.true_cost for trajectory in played]),
+        "limit": cost_model.learned_limit / 2,
+        "said": np.array(said),
+    }
+
+
+def fsrl(*, max_steps, epochs):
+    """FSRL's PPO-Lag under a learned cost, by its own count and by the episodes it played."""
+    import gymnasium
+    import torch
+
+    import pbcrl
+    from tests.benchmarks.omnisafe_rates import import_without
+
+    reader = "tensorboard.backend.event_processing.event_accumulator"
+    parents = ["tensorboard", "tensorboard.backend", "tensorboard.backend.event_processing"]
+    unused = [*parents, reader, "torch.utils.tensorboard", "wandb"]
+    agents = import_without(unused, "fsrl.agent")
+    from tianshou.env import DummyVectorEnv
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    played = []
+
+    class Keep(gymnasium.Wrapper):
+        def step(self, action):
+            *others, info = self.env.step(action)
+            played.extend(pbcrl.finished_trajectories(info))
+            return *others, info
+
+    def make_env():
+        bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)  # has no cost
+        return Keep(pbcrl.PreferenceCostWrapper(bare, cost_model))
+
+    bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)
+    cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
+    torch.nn.init.normal_(cost_model.net[-1].weight)
+    limit = cost_model.learned_limit
+    agent = agents.PPOLagAgent(make_env(), cost_limit=limit, hidden_sizes=(16,), thread=1)
+    _, logged, _ = agent.learn(
+        DummyVectorEnv([make_env, make_env]),
+        epoch=epochs,
+        episode_per_collect=2,
+        step_per_epoch=2 * max_steps,
+        repeat_per_collect=1,
+        batch_size=max_steps,
+        save_ckpt=False,
+        verbose=False,
+        show_progress=False,
+    )
+    return {
+        "logged_cost": logged["update/cum_cost"],
+        "learned_costs": cost_model.score(played),
+        "price": logged["loss/lagrangian"],
+    }
+
+
 # -- States ----------------------------------------------------------------------------------
 
 

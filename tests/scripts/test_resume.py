@@ -27,6 +27,7 @@ from .runs import (
     metrics,
     resume,
     rows,
+    small_pbcrl,
     small_ppo_lag,
     small_rlsf,
     summary,
@@ -331,13 +332,40 @@ def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(scripts, tmp_path, mo
     assert summary(folder)["queries_used"] == len(read_labels(folder / "labels.jsonl"))
 
 
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, toy_dataset, name):
+    """No schedule follows the length here, and its last labelling round is a regular one."""
+    module, folders = getattr(scripts, name), []
+    for total in (800, 1600):
+        changes = {"total_timesteps": total, "run_name": str(total)}
+        if name == "ppo_lag_pbcrl":
+            args = small_pbcrl(
+                scripts, tmp_path, toy_dataset, online_queries=total // 100, **changes
+            )
+        else:
+            args = (small_rlsf if name == "ppo_lag_rlsf" else small_ppo_lag)(
+                scripts, tmp_path, **changes
+            )
+        folders.append(module.train(args))
+    extended = module.train(module.Args(resume=str(folders[0]), extend_to=1600))
+    assert extended == folders[0]
+    assert_same_run(extended, folders[1])
+    assert json.loads((extended / "args.json").read_text())["extend_to"] == 1600
+
+
 def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     module = scripts.ppo_lag
     args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
     folder = module.train(args)
-    with pytest.raises(ValueError, match=r"was cut off, but .* is finished"):
+    with pytest.raises(ValueError, match=r"was cut off, but .* is finished; extend it by --extend"):
         resume(module, folder)
+    with pytest.raises(ValueError, match=r"has 400 already, got 400; give more"):
+        module.train(module.Args(resume=str(folder), extend_to=400))
+    with pytest.raises(ValueError, match=r"goes on with a finished run; name it by --resume"):
+        module.train(module.Args(extend_to=800))
     (folder / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"but .* was cut off; finish it by --resume alone first"):
+        module.train(module.Args(resume=str(folder), extend_to=800))
     with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
         module.train(module.Args(resume=str(folder), learning_rate=1.0, num_envs=7))
     with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):

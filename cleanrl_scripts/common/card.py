@@ -1,0 +1,102 @@
+"""The model card: what a cost model was learned from, how good it is, and what it is not for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.args import read_args
+from common.verdict import cost_model_verdicts
+from pbcrl import LearnedCost
+from pbcrl.storage import write_atomically
+
+CARD = "cost_model.md"
+_MEASURES = {
+    "balanced_accuracy": "balanced accuracy, safe against unsafe (guessing: 0.5)",
+    "pair_accuracy": "pairs ordered as by the true cost (guessing: 0.5)",
+    "step_auroc": "AUROC of single steps, costly against free (guessing: 0.5)",
+    "base_rate": "share of the majority, safe or unsafe",
+    "true_cost_at_limit_evaluation": "true cost at which the learned cost is at its limit",
+}
+
+
+def write_card(folder: Path, cost_model: LearnedCost) -> None:
+    """Write `cost_model.md` beside the cost model of a finished run.
+
+    Args:
+        folder: The run's; it has `args.json` and `summary.json`.
+        cost_model: As it is at the end of the run.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
+    write_atomically(folder / CARD, _text(args, summary, cost_model).encode())
+
+
+def _text(args: Mapping[str, Any], summary: Mapping[str, Any], cost_model: LearnedCost) -> str:
+    made_by = args["made_by"]
+    limit = summary["cost_limit"]
+    number, measured = summary["test_episodes"], {k: summary[k] for k in _MEASURES}
+    known = {k: v for k, v in measured.items() if v is not None}
+    accuracy = [f"- {_MEASURES[k]}: {v:.3g}" for k, v in known.items()]
+    # What a summary has as null is undefined.
+    numbers = {k: float("nan") if v is None else v for k, v in summary.items()}
+    warnings = [*cost_model_verdicts(numbers), *summary["warnings"]]
+    return "\n".join(
+        [
+            f"# Cost model for {args['env_id']}",
+            "",
+            "A cost per step, learned from comparisons of episodes. An episode is judged safe if",
+            "the sum of its costs is at most the limit.",
+            "",
+            "| | |",
+            "|---|---|",
+            f"| env | `{args['env_id']}` |",
+            f"| reads | raw observations {cost_model.obs_shape}, executed actions "
+            f"({cost_model.act_dim},) |",
+            f"| limit | {cost_model.learned_limit:g} per episode, {_horizon(cost_model)} |",
+            f"| labelled by | {_labeller(args, limit)} |",
+            f"| queries | {summary['queries_used']:,}, over {summary['compared_episodes']:,} "
+            "different episodes or segments for training |",
+            f"| made by | pbcrl {made_by['pbcrl']}, commit {made_by['commit']}: "
+            f"`{made_by['command']}` |",
+            "",
+            f"## Accuracy, on {number} test episodes",
+            "",
+            *(accuracy or ["Not known: it takes true costs on both sides of a known limit."]),
+            "",
+            "## Warnings",
+            "",
+            *(f"- {text}" for text in warnings),
+            "- It is valid where it has labels: on episodes like those of this run. A policy that "
+            "is trained under it looks for what it gets wrong; go on labelling, or check.",
+            "- Scores have no unit: compare them with the limit and with each other only.",
+            "",
+            "## Use",
+            "",
+            "```python",
+            "from pbcrl import CostModel, PreferenceCostWrapper",
+            "",
+            'model, info = CostModel.load("cost_model.safetensors")',
+            "env = PreferenceCostWrapper(env, model)  # info['cost']",
+            "is_safe = model.score(trajectories) <= model.learned_limit",
+            "```",
+            "",
+        ]
+    )
+
+
+def _horizon(cost_model: LearnedCost) -> str:
+    steps = cost_model.horizon
+    return "of any length" if steps is None else f"of at most {steps:,} steps"
+
+
+def _labeller(args: Mapping[str, Any], limit: float | None) -> str:
+    if args["label_folder"] is not None:
+        return f"people, {args['label_annotators']} per question"
+    noise = args["preference_noise"], args["safety_noise"]
+    shown = "" if noise == (0, 0) else f"; {noise[0]:.0%} and {noise[1]:.0%} of answers flipped"
+    return f"a simulated oracle, from true costs with the limit {limit:g}{shown}"

@@ -1,0 +1,97 @@
+"""The learned cost in TorchRL: a transform that writes it beside the reward.
+
+`PreferenceCost` scores steps while an env is stepped, and batches of a replay buffer again after
+fine-tuning. What prices the cost is the loss of whoever uses it. Does not record episodes.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from tensordict import NestedKey, TensorDictBase
+from torch import Tensor
+from torchrl.data import Composite, TensorSpec, Unbounded
+from torchrl.envs import Transform
+
+from pbcrl.cost_model import LearnedCost, require_learned_cost
+
+
+@final
+class PreferenceCost(Transform):  # type: ignore[misc]
+    """Writes ("next", "cost"): c_ψ(s_t, a_t), float32 (*batch, 1), shaped like the reward.
+
+    At a reset "cost" is 0. Call it on a batch that has been sampled, or append it to a replay
+    buffer, to score the steps by the model's present weights: costs noted while stepping are stale
+    after fine-tuning.
+
+    Put it outside `ParallelEnv`, whose workers would keep copies of the weights, and before
+    transforms that change observations. An env under it clips actions silently, and the model
+    would score what was not executed: use a bounded policy, such as `TanhNormal`.
+
+    Args:
+        cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here.
+        observation: Key of s_t: flat rows, or images as the env returns them.
+        action: Key of a_t; one-hot if discrete, as `GymEnv` has it by default.
+        out_key: Key of the learned cost.
+
+    Raises:
+        TypeError: If `cost_model` is no `LearnedCost`.
+        ValueError: If the env has an `out_key` already, or no `observation`; when a step is scored,
+            if its sizes are not those of the model.
+    """
+
+    def __init__(
+        self,
+        cost_model: LearnedCost,
+        *,
+        observation: NestedKey = "observation",
+        action: NestedKey = "action",
+        out_key: NestedKey = "cost",
+    ) -> None:
+        require_learned_cost(cost_model)
+        super().__init__(in_keys=[observation, action], out_keys=[out_key])
+        self.cost_model = cost_model
+
+    def transform_observation_spec(self, observation_spec: TensorSpec) -> TensorSpec:
+        """Add the cost, of any size and sign, to what the env reports."""
+        assert isinstance(observation_spec, Composite)
+        (observation, _), (out_key,) = self.in_keys, self.out_keys
+        keys = sorted(map(str, observation_spec.keys(True, True)))
+        if out_key in observation_spec.keys(True, True):
+            raise ValueError(
+                f"the learned cost needs a key of its own, but the env reports {keys}; rename the "
+                "env's cost by RenameTransform before this, or pass another out_key="
+            )
+        if observation not in observation_spec.keys(True, True):
+            raise ValueError(
+                f"a cost model reads the observation under {observation!r}, but the env reports "
+                f"{keys}; pass observation="
+            )
+        shape = (*observation_spec.shape, 1)
+        observation_spec[out_key] = Unbounded(
+            shape=shape, dtype=torch.float32, device=observation_spec.device
+        )
+        return observation_spec
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the cost of steps that lie in memory, under "next", by the present weights."""
+        (out_key,) = self.out_keys
+        key = out_key if isinstance(out_key, tuple) else (out_key,)
+        return tensordict.set(("next", *key), self._cost(tensordict))
+
+    def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
+        return next_tensordict.set(self.out_keys[0], self._cost(tensordict))
+
+    def _reset(
+        self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
+    ) -> TensorDictBase:
+        del tensordict
+        zeros = torch.zeros(*tensordict_reset.shape, 1, device=tensordict_reset.device)
+        return tensordict_reset.set(self.out_keys[0], zeros)
+
+    @torch.no_grad()
+    def _cost(self, tensordict: TensorDictBase) -> Tensor:
+        observation, action = (tensordict.get(key) for key in self.in_keys)
+        cost: Tensor = self.cost_model(observation, action.float())
+        return cost.float().unsqueeze(-1).to(observation.device)

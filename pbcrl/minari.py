@@ -1,0 +1,129 @@
+"""Trajectories as a Minari dataset, and back. Needs the extra `minari`.
+
+Minari's own format is written, HDF5 with one group per episode; the true cost of a step is in
+`infos["cost"]`. What is read need not have been written here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Space
+from numpy.typing import NDArray
+
+from pbcrl.spaces import action_rows, obs_rows, obs_shape_of
+from pbcrl.trajectory import Trajectory, require_outcomes
+
+try:
+    import minari
+    from minari.data_collector import EpisodeBuffer
+except ImportError as error:
+    raise ImportError(
+        f"Minari's datasets need minari, h5py and Pillow, but {error}; pip install 'pbcrl[minari]'"
+    ) from error
+
+
+def to_minari(
+    trajectories: Sequence[Trajectory],
+    dataset_id: str,
+    *,
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    **about: Any,
+) -> Any:
+    """Write trajectories as a new local Minari dataset, where `MINARI_DATASETS_PATH` says.
+
+    Args:
+        trajectories: With rewards, `terminated` and `final_obs`; with or without costs.
+        dataset_id: Such as "walk/random-v0"; a dataset of that name must not be there.
+        observation_space: Of one env; a `Box` of the shape of the observations that were recorded.
+        action_space: Likewise of the actions.
+        **about: For Minari: `author`, `description`, `code_permalink`, ...
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        ValueError: If there is no trajectory, one lacks its outcome, or the spaces do not fit.
+    """
+    require_outcomes(trajectories, "a Minari dataset")
+    buffers = []
+    for number, one in enumerate(trajectories):
+        obs = np.concatenate([one.obs, np.asarray(one.final_obs)[None]])
+        for name, rows, space in [
+            ("observation", obs, observation_space),
+            ("action", one.actions, action_space),
+        ]:
+            if space.shape != rows.shape[1:]:
+                raise ValueError(
+                    f"a trajectory holds {name}s as rows, here of shape {rows.shape[1:]}, and the "
+                    f"space must have that shape, got {space}; give a Box that has it"
+                )
+        ends = np.zeros((2, len(one)), bool)  # terminations, truncations
+        ends[0 if one.terminated else 1, -1] = True
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=obs,
+                actions=one.actions,
+                rewards=one.rewards,
+                terminations=ends[0],
+                truncations=ends[1],
+                infos={} if one.costs is None else {"cost": one.costs},
+            )
+        )
+    return minari.create_dataset_from_buffers(
+        dataset_id,
+        buffers,
+        observation_space=observation_space,
+        action_space=action_space,
+        data_format="hdf5",  # "arrow" cannot read back the costs, one number per step
+        jpeg_encoding=False,  # images would come back as others
+        requirements=[],
+        **about,
+    )
+
+
+def from_minari(dataset: Any) -> list[Trajectory]:
+    """Read a Minari dataset; observations and actions become rows, as by `pbcrl.spaces`.
+
+    Args:
+        dataset: A `minari.MinariDataset`, or the id of a local one.
+
+    Returns:
+        Its episodes in order; with costs if their `infos` have `cost`, one per step, or one more,
+        whose first is then the reset's.
+
+    Raises:
+        ValueError: If a space has no fixed length, or some episodes have costs and others none.
+    """
+    if isinstance(dataset, str):
+        dataset = minari.load_dataset(dataset)
+    obs_space, action_space = dataset.observation_space, dataset.action_space
+    shape, found = obs_shape_of(obs_space), []
+    for episode in dataset.iterate_episodes():
+        steps = len(episode.rewards)
+        rows = obs_rows(obs_space, episode.observations, num_envs=steps + 1)
+        obs = rows.reshape(-1, *shape)
+        infos = episode.infos or {}
+        costs: NDArray[Any] | None = None
+        if "cost" in infos:
+            costs = np.asarray(infos["cost"]).reshape(len(infos["cost"]), -1)[-steps:, 0]
+        found.append(
+            Trajectory(
+                obs[:-1],
+                action_rows(action_space, episode.actions, num_envs=steps),
+                costs,
+                episode.rewards,
+                bool(episode.terminations[-1]),
+                obs[-1],
+            )
+        )
+    if len({one.costs is None for one in found}) > 1:
+        raise ValueError(
+            "all episodes of a dataset have costs or none has, but in "
+            f"{dataset.id} only some have infos['cost']; filter_episodes chooses"
+        )
+    return found

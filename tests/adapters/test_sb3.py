@@ -1,0 +1,262 @@
+"""Stable-Baselines3 under a learned cost, against the library itself."""
+
+import copy
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pbcrl import (
+    CostModel,
+    LagrangeMultiplier,
+    PreferenceCostWrapper,
+    finished_trajectories,
+)
+from pbcrl.errors import NonFiniteError
+from pbcrl.lagrange import AscentMultiplier
+
+sb3 = pytest.importorskip("stable_baselines3", reason="needs the extra `sb3`")
+from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.vec_env import (  # noqa: E402
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnvWrapper,
+    VecMonitor,
+    VecNormalize,
+)
+
+import pbcrl_envs  # noqa: E402
+from pbcrl.adapters.sb3 import MultiplierCallback, PreferenceCostVecEnv  # noqa: E402
+
+TOY = "PointHazards-v0"
+HORIZON, LIMIT = 100, pbcrl_envs.cost_limit(TOY)
+
+
+def random_model(seed=0, horizon=HORIZON):
+    """Costs of both signs that depend on every number of (s, a)."""
+    torch.manual_seed(seed)
+    space = gym.spaces.Box(-np.inf, np.inf, (4,))
+    model = CostModel(space, gym.spaces.Box(-1, 1, (2,)), horizon=horizon)
+    torch.nn.init.normal_(model.net[-1].weight)
+    return model
+
+
+def toy(model, *, num_envs=3, price=0.5):
+    venv = make_vec_env(TOY, num_envs, seed=0)
+    return PreferenceCostVecEnv(venv, model, LagrangeMultiplier(initial=price))
+
+
+def play_an_episode(envs):
+    for _ in range(HORIZON):
+        envs.step(np.ones((envs.num_envs, 2), np.float32))
+
+
+def test_every_step_is_priced_by_the_observation_before_it_and_ends_of_episodes_are_too():
+    model, rng = random_model(), np.random.default_rng(0)
+    envs, plain = toy(model, price=0.5), make_vec_env(TOY, 3, seed=0)
+    obs, plain_obs = envs.reset(), plain.reset()
+    num_ended = 0
+    for _ in range(2 * HORIZON + 10):
+        actions = rng.uniform(-1, 1, (3, 2)).astype(np.float32)
+        before = obs.copy()
+        obs, rewards, dones, infos = envs.step(actions)
+        plain_obs, plain_rewards, plain_dones, plain_infos = plain.step(actions)
+        expected = model.step_cost(before, actions)
+        np.testing.assert_array_equal([info["cost"] for info in infos], expected)
+        np.testing.assert_array_equal(
+            [info["true_cost"] for info in infos], [info["cost"] for info in plain_infos]
+        )
+        np.testing.assert_allclose(rewards, plain_rewards - 0.5 * expected, atol=1e-6)
+        np.testing.assert_array_equal(obs, plain_obs)
+        np.testing.assert_array_equal(dones, plain_dones)
+        num_ended += dones.sum()
+        for info, end in zip(infos, dones, strict=True):
+            assert ("trajectory" in info) == ("terminal_observation" in info) == end
+    assert num_ended == 6
+
+
+def test_episodes_are_those_that_the_wrapper_of_single_envs_records():
+    model, rng = random_model(), np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (2 * HORIZON, 2)).astype(np.float32)
+    envs = PreferenceCostVecEnv(
+        DummyVecEnv([lambda: gym.make(TOY)]), model, LagrangeMultiplier(initial=0)
+    )
+    single = PreferenceCostWrapper(gym.make(TOY), model)
+    envs.seed(7)
+    envs.reset()
+    single.reset(seed=7)
+    found, expected = [], []
+    for action in actions:
+        *_, (info,) = envs.step(action[None])
+        found += finished_trajectories(info)
+        *_, ended, info = single.step(action)
+        expected += finished_trajectories(info)
+        if ended:
+            single.reset()
+    assert len(found) == len(expected) == 2
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours.obs, theirs.obs)
+        np.testing.assert_array_equal(ours.actions, theirs.actions)
+        np.testing.assert_array_equal(ours.costs, theirs.costs)
+
+
+def test_fine_tuning_has_effect_on_the_envs_of_subprocesses():
+    model = random_model()
+    venv = SubprocVecEnv([lambda: gym.make(f"pbcrl_envs:{TOY}")] * 2)
+    envs = PreferenceCostVecEnv(venv, model, LagrangeMultiplier())
+    try:
+        envs.reset()
+        *_, infos = envs.step(np.ones((2, 2), np.float32))
+        assert all(info["cost"] != 0 for info in infos)
+        torch.nn.init.zeros_(model.net[-1].weight)
+        *_, infos = envs.step(np.ones((2, 2), np.float32))
+        assert [info["cost"] for info in infos] == [0, 0]
+    finally:
+        envs.close()
+
+
+def test_ppo_moves_the_multiplier_by_the_mean_learned_cost_of_each_rollout():
+    model = random_model()
+    envs = toy(model, num_envs=4)
+    envs.multiplier = AscentMultiplier(lr=0.01, initial=3.0)
+    rounds = []
+    callback = MultiplierCallback(envs, on_episodes=rounds.append)
+    # 400 steps of each env in all, in rollouts of 50: an episode ends in every other one.
+    agent = sb3.PPO("MlpPolicy", envs, n_steps=50, batch_size=100, n_epochs=1, seed=0, device="cpu")
+    agent.learn(1600, callback=callback)
+    assert [len(episodes) for episodes in rounds] == [4, 4, 4, 4]
+    expected = 3.0 + 0.01 * sum(model.score(episodes).mean() for episodes in rounds)
+    assert envs.multiplier.value == pytest.approx(expected)
+    assert envs.multiplier.value != 3.0
+
+
+def test_a_monitor_around_the_single_envs_logs_their_own_reward():
+    envs = toy(random_model(), num_envs=1, price=10.0)
+    envs.reset()
+    total, returned = 0.0, None
+    for _ in range(HORIZON):
+        _, rewards, _, (info,) = envs.step(np.ones((1, 2), np.float32))
+        total += rewards[0] + 10.0 * info["cost"]
+        returned = info.get("episode", {}).get("r")
+    assert returned == pytest.approx(total, abs=1e-3)
+
+
+def test_sac_learns_with_normalised_observations_around_raw_ones_that_are_scored():
+    model, rounds = random_model(), []
+    venv = DummyVecEnv([lambda: gym.make(TOY)])
+    envs = PreferenceCostVecEnv(venv, model, LagrangeMultiplier(initial=0.5))
+    outside = VecNormalize(VecMonitor(envs), norm_reward=False)
+    agent = sb3.SAC("MlpPolicy", outside, learning_starts=150, batch_size=32, seed=0, device="cpu")
+    before = copy.deepcopy(agent.actor.state_dict())
+    agent.learn(210, callback=MultiplierCallback(envs, on_episodes=rounds.append))
+    assert [len(episodes) for episodes in rounds] == [1, 1]
+    (episode,) = rounds[0]
+    assert np.abs(episode.obs[:, :2]).max() <= 1  # raw: within the arena
+    after = agent.actor.state_dict()
+    assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("space", ["Dict", "image", "Discrete"])
+def test_observations_of_every_kind_are_scored(space):
+    class Walk(gym.Env):
+        observation_space = {
+            "Dict": gym.spaces.Dict(
+                {"a": gym.spaces.Box(-9, 9, (2,)), "b": gym.spaces.Discrete(3)}
+            ),
+            "image": gym.spaces.Box(0, 255, (40, 40, 3), np.uint8),
+            "Discrete": gym.spaces.Discrete(5),
+        }[space]
+        action_space = gym.spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):  # noqa: ARG002
+            super().reset(seed=seed)
+            self.observation_space.seed(seed)
+            self.time = 0
+            return self.observation_space.sample(), {}
+
+        def step(self, action):  # noqa: ARG002
+            self.time += 1
+            return self.observation_space.sample(), 1.0, self.time == 4, False, {}
+
+    model = CostModel(Walk.observation_space, Walk.action_space, horizon=4)
+    envs = PreferenceCostVecEnv(DummyVecEnv([Walk, Walk]), model, LagrangeMultiplier(initial=1.0))
+    agent = sb3.PPO(
+        "MultiInputPolicy" if space == "Dict" else "CnnPolicy" if space == "image" else "MlpPolicy",
+        envs,
+        n_steps=8,
+        batch_size=8,
+        n_epochs=1,
+        seed=0,
+        device="cpu",
+    )
+    rounds = []
+    agent.learn(32, callback=MultiplierCallback(envs, on_episodes=rounds.append))
+    assert [len(episodes) for episodes in rounds] == [4, 4]
+    for episode in (*rounds[0], *rounds[1]):
+        assert episode.costs is None
+        assert len(episode) == 4
+
+
+# -- Bad input -------------------------------------------------------------------------------------
+
+
+def test_a_model_of_another_horizon_is_refused():
+    with pytest.raises(ValueError, match=r"as many steps as it was learned on: 50, but .* 100"):
+        toy(random_model(horizon=50))
+
+
+def test_a_model_of_another_space_is_refused():
+    venv = make_vec_env("Pendulum-v1", 1)
+    with pytest.raises(ValueError, match="the cost model must fit the env"):
+        PreferenceCostVecEnv(venv, random_model(horizon=None), LagrangeMultiplier())
+
+
+def test_a_number_as_multiplier_is_refused():
+    with pytest.raises(TypeError, match=r"an object that a callback moves, got 0\.5; pass a"):
+        PreferenceCostVecEnv(make_vec_env(TOY, 1), random_model(), 0.5)
+
+
+def test_envs_that_hide_the_last_observation_are_refused():
+    class Hides(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            for info in infos:
+                info.pop("terminal_observation", None)
+            return obs, rewards, dones, infos
+
+    envs = PreferenceCostVecEnv(
+        Hides(make_vec_env(TOY, 2, seed=0)), random_model(), LagrangeMultiplier()
+    )
+    envs.reset()
+    with pytest.raises(ValueError, match=r"terminal_observation, but env 0 .* keys .*let the env"):
+        play_an_episode(envs)
+
+
+def test_an_env_that_is_wrapped_already_is_refused_where_its_first_episode_ends():
+    model = CostModel.for_env(gym.make(TOY))  # untrained: all costs are 0
+    envs = PreferenceCostVecEnv(
+        DummyVecEnv([lambda: PreferenceCostWrapper(gym.make(TOY), model)]),
+        model,
+        LagrangeMultiplier(),
+    )
+    envs.reset()
+    with pytest.raises(ValueError, match="an env takes one preference-cost wrapper"):
+        play_an_episode(envs)
+
+
+def test_a_bad_action_is_named():
+    envs = toy(random_model())
+    envs.reset()
+    with pytest.raises(NonFiniteError, match="action must be finite, got nan"):
+        envs.step(np.full((3, 2), np.nan, np.float32))
+
+
+def test_a_callback_for_other_envs_is_refused():
+    model = random_model()
+    agent = sb3.PPO("MlpPolicy", toy(model), n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(ValueError, match=r"the envs that the model trains on.*make the model with"):
+        agent.learn(24, callback=MultiplierCallback(toy(model)))

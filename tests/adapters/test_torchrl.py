@@ -1,0 +1,129 @@
+"""TorchRL under a learned cost, against the library itself."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from pbcrl import CostModel
+
+pytest.importorskip("torchrl", reason="needs the extra `torchrl`")
+pytestmark = pytest.mark.filterwarnings("default")
+
+from tensordict import TensorDict  # noqa: E402
+from torchrl.data import LazyTensorStorage, ReplayBuffer  # noqa: E402
+from torchrl.envs import (  # noqa: E402
+    GymEnv,
+    GymWrapper,
+    RenameTransform,
+    SerialEnv,
+    StepCounter,
+    TransformedEnv,
+    check_env_specs,
+    default_info_dict_reader,
+)
+
+import pbcrl_envs  # noqa: E402, F401
+from pbcrl.adapters.torchrl import PreferenceCost  # noqa: E402
+
+TOY = "PointHazards-v0"
+
+
+def random_model(env_id):
+    torch.manual_seed(0)
+    model = CostModel.for_env(gym.make(env_id))
+    torch.nn.init.normal_(model.net[-1].weight)
+    return model
+
+
+@pytest.mark.parametrize("env_id", [TOY, "CartPole-v1", "Pendulum-v1"])
+def test_the_specs_of_an_env_with_the_transform_hold(env_id):
+    check_env_specs(TransformedEnv(GymEnv(env_id), PreferenceCost(random_model(env_id))))
+
+
+def test_the_specs_of_a_batch_of_envs_with_other_transforms_hold():
+    env = TransformedEnv(SerialEnv(3, lambda: GymEnv(TOY)), PreferenceCost(random_model(TOY)))
+    env.append_transform(StepCounter(50))
+    check_env_specs(env)
+    assert env.rollout(60, break_when_any_done=False)["next", "cost"].shape == (3, 60, 1)
+
+
+def test_every_step_is_priced_by_the_observation_before_it_across_resets():
+    model = random_model(TOY)
+    env = TransformedEnv(GymEnv(TOY), PreferenceCost(model))
+    env.set_seed(0)
+    rollout = env.rollout(250, break_when_any_done=False)  # across two resets
+    expected = model.step_cost(rollout["observation"].numpy(), rollout["action"].numpy())
+    torch.testing.assert_close(rollout["next", "cost"].squeeze(-1), torch.from_numpy(expected))
+    assert rollout["next", "cost"].std() > 0
+    resets = rollout["next", "done"].squeeze(-1).nonzero().squeeze(-1)
+    assert resets.tolist() == [99, 199]
+
+
+def test_a_sampled_batch_is_scored_by_the_present_weights():
+    model = random_model(TOY)
+    transform = PreferenceCost(model)
+    rollout = TransformedEnv(GymEnv(TOY), transform).rollout(100)
+    replay = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=32)
+    replay.append_transform(PreferenceCost(model))
+    replay.extend(rollout)
+    torch.nn.init.zeros_(model.net[-1].weight)
+    batch = replay.sample()
+    assert batch["next", "cost"].shape == (32, 1)
+    assert (batch["next", "cost"] == 0).all()
+    assert (rollout["next", "cost"] != 0).any()
+    assert (transform(rollout)["next", "cost"] == 0).all()
+
+
+def test_the_cost_of_the_env_goes_by_another_name():
+    class ArrayCost(gym.Wrapper):
+        """TorchRL's reader of infos takes arrays only."""
+
+        def reset(self, **kwargs):
+            obs, info = self.env.reset(**kwargs)
+            return obs, {"cost": np.float32(info["cost"])}
+
+        def step(self, action):
+            *step, info = self.env.step(action)
+            return *step, {"cost": np.float32(info["cost"])}
+
+    env = GymWrapper(ArrayCost(gym.make(TOY)))
+    env.set_info_dict_reader(default_info_dict_reader(["cost"]))
+    with pytest.raises(ValueError, match=r"a key of its own, .*rename the env's cost"):
+        TransformedEnv(env, PreferenceCost(random_model(TOY))).observation_spec  # noqa: B018
+    env = TransformedEnv(env, RenameTransform(["cost"], ["true_cost"]))
+    env.append_transform(PreferenceCost(random_model(TOY)))
+    rollout = env.rollout(100)
+    assert set(np.unique(rollout["next", "true_cost"].numpy())) <= {0.0, 1.0}
+    assert len(rollout["next", "cost"].unique()) > 2
+
+
+def test_a_model_of_another_env_is_refused():
+    env = TransformedEnv(GymEnv("Pendulum-v1"), PreferenceCost(random_model(TOY)))
+    with pytest.raises(ValueError, match=r"\(obs_dim, act_dim\) = \(4, 2\), got \(3, 1\)"):
+        env.rollout(2)
+
+
+def test_an_observation_of_another_name_is_asked_for():
+    env = TransformedEnv(GymEnv(TOY), RenameTransform(["observation"], ["state"]))
+    env.append_transform(PreferenceCost(random_model(TOY)))
+    with pytest.raises(ValueError, match=r"under 'observation', .*'?state'?.*pass observation="):
+        env.observation_spec  # noqa: B018
+    env = TransformedEnv(GymEnv(TOY), RenameTransform(["observation"], ["state"]))
+    check_env_specs(env.append_transform(PreferenceCost(random_model(TOY), observation="state")))
+
+
+def test_what_is_no_cost_model_is_refused():
+    with pytest.raises(TypeError, match="a cost model must be a CostModel or another LearnedCost"):
+        PreferenceCost(torch.nn.Linear(4, 1))
+
+
+def test_costs_of_images_are_those_of_the_model():
+    space = gym.spaces.Box(0, 255, (16, 16, 3), np.uint8)
+    model = CostModel(space, gym.spaces.Box(-1, 1, (2,)))
+    torch.nn.init.normal_(model.net.mlp[-1].weight)
+    images = torch.randint(256, (2, 5, 16, 16, 3), dtype=torch.uint8)
+    batch = TensorDict({"pixels": images, "action": torch.rand(2, 5, 2)}, batch_size=(2, 5))
+    cost = PreferenceCost(model, observation="pixels")(batch)["next", "cost"]
+    expected = model(images, batch["action"]).detach()
+    torch.testing.assert_close(cost.squeeze(-1), expected)

@@ -1,0 +1,139 @@
+"""Trajectories go to the formats of Minari and DSRL and come back bit by bit."""
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Discrete
+
+from pbcrl import Trajectory
+from pbcrl.errors import CorruptFileError, StorageError
+
+h5py = pytest.importorskip("h5py")
+minari = pytest.importorskip("minari")
+
+from pbcrl.dsrl import from_dsrl, to_dsrl  # noqa: E402
+from pbcrl.minari import from_minari, to_minari  # noqa: E402
+
+# Minari wants an author, a permalink and so on.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")
+
+NAMES = "obs", "actions", "costs", "rewards", "terminated", "final_obs"
+
+
+@pytest.fixture(autouse=True)
+def _own_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+
+
+def episodes(*, with_costs=True, shape=(3,), dtype=np.float32):
+    rng, found = np.random.default_rng(0), []
+    for steps, terminated in [(4, True), (1, False), (7, False), (2, True)]:
+        obs = (255 * rng.random((steps + 1, *shape))).astype(dtype)
+        costs = rng.random(steps) if with_costs else None
+        rows = rng.normal(size=(steps, 2)), costs, rng.normal(size=steps)
+        found.append(Trajectory(obs[:-1], *rows, terminated, obs[-1]))
+    return found
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name in NAMES:
+            one, other = getattr(ours, name), getattr(theirs, name)
+            assert (one is None) == (other is None), name
+            assert np.asarray(one).dtype == np.asarray(other).dtype
+            assert np.array_equal(one, other), name
+
+
+@pytest.mark.parametrize("with_costs", [True, False])
+def test_trajectories_come_back_from_dsrl_as_they_were(tmp_path, with_costs):
+    written = episodes(with_costs=with_costs)
+    to_dsrl(written, tmp_path / "walk.hdf5")
+    assert_equal(from_dsrl(tmp_path / "walk.hdf5"), written)
+
+
+@pytest.mark.parametrize("with_costs", [True, False])
+def test_trajectories_come_back_from_minari_as_they_were(with_costs):
+    written = episodes(with_costs=with_costs)
+    spaces = {"observation_space": Box(-np.inf, np.inf, (3,)), "action_space": Box(-9, 9, (2,))}
+    to_minari(written, "walk/random-v0", **spaces)
+    assert_equal(from_minari("walk/random-v0"), written)  # from disk
+
+
+def test_images_come_back_from_minari_as_they_were():
+    written = episodes(shape=(40, 40, 3), dtype=np.uint8)
+    spaces = {"observation_space": Box(0, 255, (40, 40, 3), np.uint8)}
+    to_minari(written, "camera/random-v0", **spaces, action_space=Box(-9, 9, (2,)))
+    assert_equal(from_minari("camera/random-v0"), written)
+
+
+def test_a_file_of_the_dsrl_schema_made_by_somebody_else_opens(tmp_path):
+    """Costs of both kinds of end, and steps after the last end: an episode that was cut off."""
+    obs = np.arange(12, dtype=np.float64).reshape(6, 2)
+    with h5py.File(tmp_path / "theirs.hdf5", "w") as file:
+        file["observations"] = obs
+        file["next_observations"] = obs + 0.5
+        file["actions"] = np.ones((6, 1))
+        file["rewards"] = np.arange(6.0)
+        file["costs"] = [0.0, 1, 0, 0, 1, 1]
+        file["terminals"] = np.array([0, 1, 0, 0, 0, 0], np.float32)
+        file["timeouts"] = np.array([0, 0, 0, 1, 0, 0], bool)
+    found = from_dsrl(tmp_path / "theirs.hdf5")
+    assert [len(one) for one in found] == [2, 2, 2]
+    assert [one.terminated for one in found] == [True, False, False]
+    assert [one.true_cost for one in found] == [1, 0, 2]
+    assert [one.final_obs.tolist() for one in found] == [[2.5, 3.5], [6.5, 7.5], [10.5, 11.5]]
+    assert found[1].rewards.tolist() == [2, 3]
+
+
+def test_a_minari_dataset_made_by_somebody_else_opens():
+    """Discrete actions, and infos with the reset's cost in front."""
+    from minari.data_collector import EpisodeBuffer
+
+    buffer = EpisodeBuffer(
+        id=0,
+        observations=np.arange(4, dtype=np.float64)[:, None],
+        actions=np.array([0, 2, 1]),
+        rewards=[1.0, 2.0, 3.0],
+        terminations=[False, False, True],
+        truncations=[False, False, False],
+        infos={"cost": np.array([9.0, 0.0, 1.0, 2.0])},
+    )
+    spaces = {"observation_space": Box(-9, 9, (1,), np.float64), "action_space": Discrete(3)}
+    dataset = minari.create_dataset_from_buffers(
+        "theirs/random-v0", [buffer], **spaces, data_format="hdf5", requirements=[]
+    )
+    (found,) = from_minari(dataset)
+    assert found.actions.tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
+    assert found.costs.tolist() == [0, 1, 2]
+    assert (found.obs.ravel().tolist(), found.final_obs.tolist()) == ([0, 1, 2], [3])
+    assert (found.rewards.tolist(), found.terminated) == ([1, 2, 3], True)
+
+
+def test_what_lacks_rewards_cannot_be_exported(tmp_path):
+    bare = [Trajectory(one.obs, one.actions, one.costs) for one in episodes()]
+    box = Box(-9, 9, (3,))
+    for write in (
+        lambda given: to_dsrl(given, tmp_path / "walk.hdf5"),
+        lambda given: to_minari(given, "a/b-v0", observation_space=box, action_space=box),
+    ):
+        with pytest.raises(ValueError, match="but 4 of 8 trajectories were recorded without them"):
+            write(episodes() + bare)
+        with pytest.raises(ValueError, match="needs at least one trajectory"):
+            write([])
+    with pytest.raises(ValueError, match=r"actions as rows, here of shape \(2,\), .* got Box"):
+        to_minari(episodes(), "a/b-v0", observation_space=box, action_space=box)
+    with pytest.raises(ValueError, match="but 4 of 8 have; leave"):
+        to_dsrl(episodes() + episodes(with_costs=False), tmp_path / "walk.hdf5")
+
+
+def test_what_is_no_dsrl_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "bad.hdf5"
+    with pytest.raises(StorageError, match=f"there is none at {path}"):
+        from_dsrl(path)
+    path.write_bytes(b"no HDF5")
+    with pytest.raises(CorruptFileError, match="it is no HDF5 file"):
+        from_dsrl(path)
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.zeros((2, 1))
+    with pytest.raises(CorruptFileError, match="it lacks next_observations, actions, rewards"):
+        from_dsrl(path)
