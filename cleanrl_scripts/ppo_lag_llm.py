@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from pbcrl import MULTIPLIER_RULES, DeadZone, Trajectory
-from pbcrl.text import helpfulness
+from pbcrl.text import TextPair, helpfulness
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -81,13 +81,13 @@ class Args:
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "pid"
     """how λ follows the mean cost, see pbcrl/lagrange.py"""
     multiplier_lr: float | None = None
-    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.003 of
-    a true cost, 0.005 of a learned one, whose scale is smaller, 0.015 of labels"""
+    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.006 of
+    a true cost, 0.01 of a learned one, whose scale is smaller, 0.015 of labels"""
     multiplier_initial: float = 2.0
     """λ at the start"""
     multiplier_cap: float = 10.0
     """highest λ"""
-    multiplier_proportional: float = 60.0
+    multiplier_proportional: float = 40.0
     """proportional part of pid, in updates"""
 
     # -- Method --------------------------------------------------------------------------------
@@ -173,9 +173,6 @@ class Agent(nn.Module):
         self.critic_r = load_model(kinds[1], reward or policy, tokenizer, args.device)
         self.critic_c = load_model(kinds[1], cost or policy, tokenizer, args.device)
 
-    def networks(self) -> tuple[Any, Any, Any]:
-        return self.policy, self.critic_r, self.critic_c
-
 
 class Rollout(NamedTuple):
     """Prompts, padded on the left to P tokens, and T tokens of responses."""
@@ -188,11 +185,13 @@ class Rollout(NamedTuple):
 def outputs_before(net: Any, rollout: Rollout) -> Tensor:
     """What a network says at each state s_t, before token t is written: (B, T, ·)."""
     positions = (rollout.attended.cumsum(1) - 1).clamp(min=0)
-    inputs = rollout.tokens[:, :-1], rollout.attended[:, :-1], positions[:, :-1]
-    names = "input_ids", "attention_mask", "position_ids"
-    logits = net(**dict(zip(names, inputs, strict=True)), use_cache=False).logits
-    outputs: Tensor = logits[:, -rollout.is_written.shape[1] :].float()
-    return outputs
+    logits: Tensor = net(
+        input_ids=rollout.tokens[:, :-1],
+        attention_mask=rollout.attended[:, :-1],
+        position_ids=positions[:, :-1],
+        use_cache=False,
+    ).logits
+    return logits[:, -rollout.is_written.shape[1] :].float()
 
 
 def values_of(critic: Any, rollout: Rollout) -> Tensor:
@@ -213,13 +212,8 @@ def respond(
     policy: Any, tokenizer: Any, prompts: Sequence[str], args: Args, noise: torch.Generator
 ) -> Rollout:
     """Sample a response to each prompt, from π itself: temperature 1, nothing left out."""
-    encoded = tokenizer(
-        list(prompts),
-        padding=True,
-        truncation=True,
-        max_length=args.max_length,
-        return_tensors="pt",
-    )
+    options = {"padding": True, "truncation": True, "max_length": args.max_length}
+    encoded = tokenizer(list(prompts), return_tensors="pt", **options)
     tokens, attended = encoded["input_ids"], encoded["attention_mask"]
     ended = torch.zeros(len(prompts), dtype=torch.bool)
     cache, is_written = None, []
@@ -244,15 +238,6 @@ def respond(
             ended = ended | (new.squeeze(1) == tokenizer.eos_token_id)
     found = Rollout(tokens, attended, torch.stack(is_written, 1))
     return Rollout(*(part.to(args.device) for part in found))
-
-
-def texts_of(tokenizer: Any, rollout: Rollout) -> list[str]:
-    written = rollout.tokens[:, -rollout.is_written.shape[1] :]
-    rows = zip(written, rollout.is_written, strict=True)
-    texts: list[str] = tokenizer.batch_decode(
-        [row[is_written] for row, is_written in rows], skip_special_tokens=True
-    )
-    return texts
 
 
 def in_chunks(function: Any, net: Any, rollout: Rollout, size: int) -> Tensor:
@@ -323,7 +308,7 @@ def update(
             policy, value, kl = losses(agent, batch.rows(index), args)
             optimizer.zero_grad()
             (policy + value).backward()
-            for net in agent.networks():
+            for net in agent.children():
                 nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm)
             optimizer.step()
             found.append([float(value.detach()), float(kl)])
@@ -342,11 +327,8 @@ class Played(NamedTuple):
     texts: list[str]  # as a judge reads them
     rewards: np.ndarray  # (B,)
     costs: np.ndarray  # that the policy is trained on, (B,)
-    episodes: list[Trajectory]  # none of --data
-
-    @property
-    def true_costs(self) -> np.ndarray:
-        return np.array([one.true_cost for one in self.episodes])
+    true_costs: np.ndarray  # none of --data, (B,) or (0,)
+    episodes: list[Trajectory]  # the same per token, for the oracle
 
 
 @dataclass
@@ -355,7 +337,7 @@ class Progress:
 
     dead_zone: float
     iteration: int = 0
-    adv_c_std: float = 0.0  # mean over all iterations
+    adv_std: list[float] = field(default_factory=lambda: [0.0, 0.0])  # means over all iterations
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -375,7 +357,7 @@ def train(args: Args) -> Path:
     agent = Agent(args, world.tokenizer)
     reference = copy.deepcopy(agent.policy).requires_grad_(False)  # the policy of the beginning
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    by_cost = 0.003 if args.cost == "true" else 0.005
+    by_cost = 0.006 if args.cost == "true" else 0.01
     lr = args.multiplier_lr or (by_cost if args.constraint == "learned" else 0.015)
     gains = {"proportional": args.multiplier_proportional}
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](
@@ -397,13 +379,17 @@ def train(args: Args) -> Path:
         """Let the policy respond, and have the responses scored."""
         prompts = world.prompts(count, rng)
         rollout = respond(agent.policy, world.tokenizer, prompts, args, noise)
-        texts = texts_of(world.tokenizer, rollout)
-        if task is not None:
+        texts = world.decode(rollout.tokens, rollout.is_written)
+        if reward_model is not None:
+            rewards = reward_model(prompts, texts)
+        else:
+            assert task is not None
             texts = task.outcomes(texts, rng)
-        rewards = task.rewards(texts) if task is not None else reward_model(prompts, texts)
-        played = Played(rollout, prompts, texts, rewards, rewards, world.episodes(prompts, texts))
-        costs = played.true_costs if cost_model is None else cost_model(prompts, texts)
-        return played._replace(costs=costs)
+            rewards = task.rewards(texts)
+        episodes = world.episodes(prompts, texts)
+        true = np.array([one.true_cost for one in episodes])
+        costs = true if cost_model is None else cost_model(prompts, texts)
+        return Played(rollout, prompts, texts, rewards, costs, true, episodes)
 
     with Run(args, script=__file__) as run:
         run.say(f"== PPO-Lag on {args.env_id}; files in {run.folder}")
@@ -415,6 +401,7 @@ def train(args: Args) -> Path:
             agent=agent,
             optimizer=optimizer,
             multiplier=multiplier,
+            oracle=world.oracle,
             **{name: scorer and scorer.model for name, scorer in models.items()},
             progress=progress,
             rng=rng,
@@ -429,8 +416,8 @@ def train(args: Args) -> Path:
                     reward_model.fit(pairs, rng=rng, epochs=args.cost_epochs, snr_weight=0.0)
             if cost_model is not None and args.cost_model is None:
                 with run.phase(f"fit the cost to {len(world.pairs)} pairs", stage="cost_model"):
-                    pbci["dead_zone"] = args.dead_zone
-                    cost_model.fit(world.pairs, rng=rng, epochs=args.cost_epochs, **pbci)
+                    options = {"epochs": args.cost_epochs, "dead_zone": args.dead_zone, **pbci}
+                    cost_model.fit(world.pairs, rng=rng, **options)
             checkpoint.save()  # so that nothing is fitted twice
 
         for iteration in run.iterations(progress):
@@ -441,24 +428,25 @@ def train(args: Args) -> Path:
             # -- 2. Label and fine-tune ------------------------------------------------------------
             tuning: dict[str, float] = {}
             unsafe_rate = rejected = None
-            if args.constraint == "accept":
+            if world.oracle is not None and args.constraint == "accept":
                 rejected = float(not world.oracle.accepts(new.episodes))
+            newest: list[TextPair] = []
             if args.online_queries and iteration % args.finetune_interval == 0:
                 most = -(-args.online_queries * args.finetune_interval // args.num_iterations)
                 newest = world.label(new.prompts, new.texts, new.episodes, rng, most)
+            if newest:
                 labels = [(one.label.first_safe, one.label.second_safe) for one in newest]
-                unsafe_rate = 1 - float(np.mean(labels))
-                tuning["violation_rate"] = unsafe_rate
-            if tuning and cost_model is not None:
-                members = [(one.prompt, text) for one in newest for text in (one.first, one.second)]
-                predicted = float((cost_model(*zip(*members, strict=True)) > 0).mean())
+                unsafe_rate = tuning["violation_rate"] = 1 - float(np.mean(labels))
+            if unsafe_rate is not None and cost_model is not None:
+                firsts, seconds = ([getattr(p, k) for p in newest] for k in ("first", "second"))
+                costs = cost_model(2 * [pair.prompt for pair in newest], firsts + seconds)
+                tuning["violation_gap"] = float((costs > 0).mean()) - unsafe_rate
                 zone = DeadZone(progress.dead_zone, lr=args.dead_zone_lr)
-                progress.dead_zone = zone.update(predicted, unsafe_rate)  # Eq. 11
-                tuning["violation_gap"] = predicted - unsafe_rate
+                progress.dead_zone = zone.update(float((costs > 0).mean()), unsafe_rate)  # Eq. 11
                 old = rng.choice(len(world.pairs), len(newest))
-                pbci["dead_zone"] = progress.dead_zone
                 mixed = [*newest, *(world.pairs[i] for i in old)]
-                cost_model.fit(mixed, rng=rng, epochs=args.finetune_epochs, **pbci)
+                options = {"epochs": args.finetune_epochs, "dead_zone": progress.dead_zone, **pbci}
+                cost_model.fit(mixed, rng=rng, **options)
 
                 # -- 3. Relabel --------------------------------------------------------------------
                 new = new._replace(costs=cost_model(new.prompts, new.texts))
@@ -471,22 +459,24 @@ def train(args: Args) -> Path:
             penalty = args.kl_coef * (log_prob - log_prob_ref)  # per token
             last = is_written.sum(1, keepdim=True) - 1
             adv, targets = [], []
-            for critic, signal, at_end in (
-                (agent.critic_r, -penalty, new.rewards),
-                (agent.critic_c, penalty, new.costs),
+            for i, (critic, signal, at_end) in enumerate(
+                [
+                    (agent.critic_r, -penalty, new.rewards),
+                    (agent.critic_c, penalty, new.costs),
+                ]
             ):
                 end = torch.as_tensor(at_end, dtype=torch.float32, device=args.device)
                 signal = signal.scatter_add(1, last, end.unsqueeze(1))
                 values = in_chunks(values_of, critic, rollout, args.chunk_size)
-                adv.append(gae(signal, values, is_written, args.gamma, args.gae_lambda))
-                targets.append(adv[-1] + values)
-            adv_r, adv_c = adv
-            adv_r = (adv_r - adv_r[is_written].mean()) / (adv_r[is_written].std() + 1e-8)
-            # The scale of a learned cost is arbitrary, so it is divided out; but by the mean over
-            # all iterations, so that the price of cost falls as the cost does.
-            progress.adv_c_std += (float(adv_c[is_written].std()) - progress.adv_c_std) / iteration
-            adv_c = (adv_c - adv_c[is_written].mean()) / (progress.adv_c_std + 1e-8)
-            advantage = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)
+                raw = gae(signal, values, is_written, args.gamma, args.gae_lambda)
+                targets.append(raw + values)
+                # The scale of a learned cost is arbitrary, so it is divided out; but by the mean
+                # over all iterations, or the price of cost would rise as the cost falls.
+                progress.adv_std[i] += (
+                    float(raw[is_written].std()) - progress.adv_std[i]
+                ) / iteration
+                adv.append((raw - raw[is_written].mean()) / (progress.adv_std[i] + 1e-8))
+            advantage = (adv[0] - multiplier.value * adv[1]) / (1 + multiplier.value)
 
             # -- 5. Policy -------------------------------------------------------------------------
             optimizer.param_groups[0]["lr"] = args.learning_rate * (
@@ -511,6 +501,7 @@ def train(args: Args) -> Path:
                 "learned_cost": float(new.costs.mean()) if cost_model is not None else None,
                 "multiplier": multiplier.value,
                 "dead_zone": progress.dead_zone if cost_model is not None else None,
+                "queries_used": world.oracle.queries_used if world.oracle is not None else None,
                 "rejected": rejected,
                 **tuning,
                 "kl_to_reference": float((log_prob - log_prob_ref).sum(1).mean()),
@@ -536,6 +527,7 @@ def train(args: Args) -> Path:
             "true_cost_interval": interval(true),
             "violation_rate": float((true > task.cost_limit).mean()) if task is not None else None,
             "cost_limit": task.cost_limit if task is not None else math.nan,
+            "queries_used": world.oracle.queries_used if world.oracle is not None else None,
         }
         prompts = np.array([prompt.strip() for part in parts for prompt in part.prompts])
         for name in task.classes if task is not None and len(task.classes) > 1 else ():

@@ -1,12 +1,9 @@
 """TRL's own trainers under a constraint: reward and cost, priced by the multiplier's callback."""
 
-import os
 import warnings
 
 import numpy as np
 import pytest
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 from .language import byte_tokenizer, cost_head, tiny_config, transformers
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -47,8 +48,8 @@ def load_model(kind: Any, folder: str | None, tokenizer: Any, device: str) -> An
 
 
 def load_tokenizer(folder: str) -> Any:
-    """Load a tokenizer, which pads on the left, since responses are appended on the right."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    """Load a tokenizer that pads and cuts off on the left, since responses are on the right."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", truncation_side="left")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -94,6 +95,7 @@ class World:
 
     def __init__(self, args: Any) -> None:
         self.task: TokenTask | None = None
+        self.oracle: SyntheticOracle | None = None
         self.pairs: list[TextPair] = []
         """Labelled before training."""
         rng = np.random.default_rng([args.seed, 1])  # its own: a resumed run has the same pairs
@@ -118,12 +120,20 @@ class World:
             return self.task.prompts(count, rng)
         return [self.pairs[i].prompt for i in rng.integers(len(self.pairs), size=count)]
 
+    def decode(self, tokens: Tensor, is_written: Tensor) -> list[str]:
+        """Return the texts of responses, the last tokens of (B, P + T), as far as `is_written`."""
+        both = zip(tokens[:, -is_written.shape[1] :], is_written, strict=True)
+        responses = [row[written] for row, written in both]
+        texts: list[str] = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
+        return texts
+
     def episodes(self, prompts: Sequence[str], texts: Sequence[str]) -> list[Trajectory]:
         """Responses as the oracle knows them, by the true cost of each word; none of a file."""
         if self.task is None:
             return []
         costs = [self.task.step_costs(*both) for both in zip(prompts, texts, strict=True)]
-        return [Trajectory(np.zeros((len(c), 1)), np.zeros((len(c), 1)), c) for c in costs]
+        blank = [np.zeros((len(each), 1), np.float32) for each in costs]
+        return [Trajectory(row, row, each) for row, each in zip(blank, costs, strict=True)]
 
     def label(
         self,
@@ -142,6 +152,7 @@ class World:
             else:
                 waiting[prompts[i]] = i
         pairs = pairs[:most]
+        assert self.oracle is not None  # of a token task
         labels = self.oracle.label([Query(episodes[i], episodes[j]) for i, j in pairs])
         both = zip(pairs, labels, strict=True)
         return [TextPair(prompts[i], texts[i], texts[j], label) for (i, j), label in both]

@@ -1,14 +1,11 @@
 """ppo_lag_llm.py: its token tasks, a real model's folder and file, resume, what it refuses."""
 
 import json
-import os
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 
 from ..language import byte_tokenizer, tiny_config, transformers
 from .conftest import load
