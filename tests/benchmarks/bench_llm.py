@@ -51,7 +51,12 @@ def run(args: Args, task: str, method: str, seed: int) -> dict[str, Any]:
     folder = Path(args.runs_dir) / name
     if not (folder / "summary.json").exists():
         shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
-        options = {"task": task, "seed": seed, "runs_dir": args.runs_dir, "run_name": name}
+        options: dict[str, Any] = {
+            "task": task,
+            "seed": seed,
+            "runs_dir": args.runs_dir,
+            "run_name": name,
+        }
         with (
             Path(args.runs_dir, f"{name}.log").open("w") as log,
             contextlib.redirect_stdout(log),
