@@ -171,6 +171,11 @@ def score(
             has not one label, or the tokenizer no padding token.
     """
     _prepare(model, tokenizer)
+    if len(prompts) != len(responses):
+        raise ValueError(
+            f"each response has its prompt, got {len(prompts)} prompts and {len(responses)} "
+            "responses; repeat a prompt that has several"
+        )
     texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
     was_training = model.training
     model.eval()

@@ -197,6 +197,9 @@ def test_what_cannot_be_scored_or_learned_is_refused():
         fit_cost_head(model, TOKENIZER, pairs(2), rng=rng, safety_weight=-1)
     with pytest.raises(ValueError, match="a text that is scored has a token"):
         score(model, TOKENIZER, [""], [""])
+    with pytest.raises(ValueError, match="1 prompts and 2 responses; repeat a prompt"):
+        score(model, TOKENIZER, ["p"], ["a", "b"])
+    assert score(model, TOKENIZER, [], []).shape == (0,)
     with pytest.raises(ValueError, match="num_labels=2"):
         score(
             cost_head("llama").__class__(_with(model.config, num_labels=2)), TOKENIZER, ["p"], ["a"]
