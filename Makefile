@@ -11,6 +11,7 @@
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
+# `make tokens` compares learned costs of language models with true ones, on two small tasks.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
 ENV_ID ?= DrivingLaneChange-v0
@@ -36,7 +37,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env clean
+.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -99,6 +100,9 @@ people: env
 
 driving: env
 	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)
+
+tokens: env
+	$(QUIETLY) $(BIN)/python tests/benchmarks/bench_llm.py $(ARGS)
 
 pictures: env
 	$(BIN)/python docs/make_pictures.py $(ARGS)

@@ -23,7 +23,7 @@ The names that one needs, in the order in which data flows through them; each ca
 All else is in its module: `pbcrl.metrics` compares learned with true costs, `pbcrl.epic` as
 functions, `pbcrl.selection` chooses queries, `pbcrl.recorder` and `pbcrl.spaces` are what the
 wrappers are made of, `pbcrl.storage` writes files, `pbcrl.lagrange` and `pbcrl.oracle` have more of
-their kind.
+their kind, `pbcrl.text` and `pbcrl.llm` are for language models.
 """
 
 from pbcrl import metrics as metrics

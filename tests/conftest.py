@@ -1,7 +1,10 @@
+import os
 import signal
 
 import pytest
 import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported: no test may ask the network
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -199,6 +199,16 @@ def test_the_metrics_of_ppo_lag_rlsf_are_documented():
     assert documented("summary.json", "ppo_lag_rlsf") == summary_of(script)
 
 
+def test_the_metrics_of_ppo_lag_llm_are_documented():
+    script, page = "ppo_lag_llm.py", read(ROOT / "docs" / "llm.md")
+    lines, summary = section(page, "What it writes").split("`summary.json`")
+    assert {name for row in rows(lines) for name in names(row[0])} == line_of(script)
+    (finish,) = calls(script, "run.finish")
+    own = (keys_of(script, "summary") - {"true_cost_"}) | constant_keys(finish.args[0])
+    by_prompt = {f"true_cost_{name}" for name in ("low", "high", "sheer")}
+    assert {name for row in rows(summary) for name in names(row[0])} == own | by_prompt
+
+
 def test_the_numbers_of_evaluate_are_documented():
     assert documented("evaluate.py", "ppo_lag_pbcrl") == keys_of("evaluate.py", "result")
 
@@ -233,7 +243,7 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
-    trainers = ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py")
+    trainers = ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py", "ppo_lag_llm.py")
     scripts = (*trainers, "evaluate.py", "paper/benchmark.py", "paper/report.py")
     paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
     defaults = [item for path in paths for item in arguments(path).items()]
@@ -324,6 +334,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     """Top to bottom in one namespace; `<!-- not run: why -->` above a block leaves it out."""
     if page.name in SHOW_VECTOR_ENVS:
         pytest.importorskip("gymnasium", "1.1", reason="autoreset modes came with Gymnasium 1.1")
+    if page.name == "llm.md":
+        pytest.importorskip("transformers", reason="pbcrl.llm needs transformers")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     block = re.compile(r"(<!-- not run: .+ -->\n+)?^```python\n(.*?)^```$", re.M | re.S)

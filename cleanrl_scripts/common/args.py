@@ -32,7 +32,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "eval_episodes episodes checkpoint_interval torch_threads hidden_sizes cost_hidden_sizes "
         "cost_batch_size pretrain_epochs validate_every patience finetune_interval finetune_epochs "
         "queries segment_length label_annotators classifier_steps classifier_batch_size "
-        "classifier_hidden_sizes buffer_size hash_bits max_trajectories",
+        "classifier_hidden_sizes buffer_size hash_bits max_trajectories batch_size num_iterations "
+        "max_new_tokens max_length chunk_size",
         lambda value: value >= 1,
     ),
     "> 0 and finite": (
@@ -49,7 +50,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     ">= 0 and finite": (
         "bound_coef multiplier_initial multiplier_floor multiplier_proportional "
-        "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries",
+        "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries "
+        "kl_coef safety_weight cost_epochs",
         lambda value: 0 <= value < math.inf,
     ),
     "in (0, 1)": ("max_unsafe_rate", lambda value: 0 < value < 1),

@@ -275,8 +275,9 @@ class Run:
         print_groups(summary)
         for line in limit_verdicts(summary):
             self.say(line)
-        evaluate = Path(self._script).with_name("evaluate.py")
-        self.say(f"play it again: python {_shown_path(evaluate)} {shlex.quote(str(self.folder))}")
+        if _has_content(self.folder / "agent.safetensors"):
+            evaluate = _shown_path(Path(self._script).with_name("evaluate.py"))
+            self.say(f"play it again: python {evaluate} {shlex.quote(str(self.folder))}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _end_stage(self) -> None:
