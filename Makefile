@@ -39,7 +39,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving pictures env parity-env omnisafe-env clean
+.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving wheel pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -99,6 +99,11 @@ people: env
 
 driving: env
 	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)
+
+# The source distribution, and the wheel made of it.
+wheel: env
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
 
 pictures: env
 	$(BIN)/python docs/make_pictures.py $(ARGS)

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 import tyro
+from common.defaults import defaults_of
 from gymnasium.error import DependencyNotInstalled
 
-from common.defaults import defaults_of
 from pbcrl.errors import PbcrlError, StorageError
 
 ArgsT = TypeVar("ArgsT")

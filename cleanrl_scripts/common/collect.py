@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
-
 from common.args import INTERRUPTED, is_finished
 from common.envs import flat_dims, horizon_of
 from common.replays import Replays, Starts
 from common.run import Run, open_child
+from gymnasium.vector import VectorEnv
+
 from pbcrl import Label, ReplayOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import LabelError, MismatchError, PbcrlError, StorageError
 from pbcrl.label_log import read_labels

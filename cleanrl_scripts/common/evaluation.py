@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from tqdm import tqdm
-
 from common.envs import action_bounds, horizon_of, make_envs, require_cost
 from common.run import Run
 from common.verdict import interval
 from common.video import film
+from tqdm import tqdm
+
 from pbcrl import LearnedCost, Trajectory
 from pbcrl.metrics import (
     REPORT,

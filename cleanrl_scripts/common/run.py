@@ -26,15 +26,16 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+from common.verdict import limit_verdicts, plus_minus, verdict
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import pbcrl
-from common.verdict import limit_verdicts, plus_minus, verdict
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 
+_SCRIPTS = Path(__file__).resolve().parents[1]
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
 _PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
 
@@ -275,8 +276,7 @@ class Run:
         print_groups(summary)
         for line in limit_verdicts(summary):
             self.say(line)
-        evaluate = Path(self._script).with_name("evaluate.py")
-        self.say(f"play it again: python {_shown_path(evaluate)} {shlex.quote(str(self.folder))}")
+        self.say(f"play it again: {command_of('evaluate', self.folder)}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _end_stage(self) -> None:
@@ -295,9 +295,7 @@ class Run:
         kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
-        command = (
-            f"python {_shown_path(Path(self._script))} --resume {shlex.quote(str(self.folder))}"
-        )
+        command = command_of(self._script, "--resume", self.folder)
         self.say(f"go on with: {command}")
 
 
@@ -381,12 +379,25 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _shown_path(path: Path) -> str:
-    """The path as one would type it here."""
+def command_of(script: str, *words: object) -> str:
+    """What to type here to run a script: the name of one of ours, or the path of any.
+
+    Installed from a wheel they are run by the command `pbcrl`, in a checkout by their paths.
+    """
+    path = Path(script)
+    if path.suffix != ".py":
+        path = _SCRIPTS / f"{script}.py"
     path = path.resolve()
-    return shlex.quote(
+    shown = shlex.quote(
         str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     )
+    if _SCRIPTS.name == "pbcrl_scripts":
+        ours = path.is_relative_to(_SCRIPTS)
+        trains = "train " if path.stem.startswith("ppo_") or not ours else ""
+        begin = f"pbcrl {trains}{path.stem if ours else shown}"
+    else:
+        begin = f"python {shown}"
+    return " ".join([begin, *(shlex.quote(str(word)) for word in words)])
 
 
 def _finite(value: object) -> bool:
