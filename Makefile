@@ -9,6 +9,7 @@
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
+# `make demo` learns a cost on the toy and draws it; `make docs` builds the documentation.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
 ENV_ID ?= DrivingLaneChange-v0
@@ -39,7 +40,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving wheel pictures env parity-env omnisafe-env clean
+.PHONY: run test test-all test-fast test-gymnasium lint parity parity-full bench benchmark smoke toy queries people driving demo docs wheel pictures env parity-env omnisafe-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -99,6 +100,13 @@ people: env
 
 driving: env
 	$(BIN)/python tests/benchmarks/bench_driving.py $(ARGS)
+
+# Strict: a warning, a broken link included, fails.
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+demo: env
+	$(BIN)/pbcrl demo $(ARGS)
 
 # The source distribution, and the wheel made of it.
 wheel: env
