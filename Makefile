@@ -64,7 +64,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=.typings:cleanrl_scripts:cleanrl_scripts/paper:tests/benchmarks $(BIN)/mypy --explicit-package-bases cleanrl_scripts tests/benchmarks
+	MYPYPATH=.typings:cleanrl_scripts:cleanrl_scripts/paper:tests/benchmarks $(BIN)/mypy --explicit-package-bases --exclude 'cleanrl_scripts/(paper/)?__init__.py' cleanrl_scripts tests/benchmarks
 
 # Not several at a time: the tests wait for the real package, which takes two processes by itself.
 parity: env parity-env

@@ -16,7 +16,7 @@ COMMANDS = {
     "train": ("", "scripts", "train a policy: pbcrl train SCRIPT [flags]"),
     "label": ("", "label", "answer the questions of a label folder"),
     "evaluate": ("evaluate.py", "scripts", "play a finished run, compare learned with true costs"),
-    "report": ("paper/report.py", "benchmark", "tables and figures of finished runs"),
+    "report": ("paper/report.py", "scripts", "tables and figures of finished runs"),
     "benchmark": ("paper/benchmark.py", "benchmark", "the paper's experiments"),
 }
 """File, extra that it needs, and what it does."""

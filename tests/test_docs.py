@@ -365,7 +365,15 @@ def test_the_links_of_a_page_lead_somewhere(page):
 API = sorted((ROOT / "docs" / "api").glob("*.md"))
 DOCUMENTED = {name for page in API for name in re.findall(r"^::: ([\w.]+)$", read(page), re.M)}
 INTERNAL = {
-    *["agreement", "arrays", "clips", "database", "draw", "export", "former", "server", "terminal"]
+    "agreement",
+    "arrays",
+    "clips",
+    "database",
+    "draw",
+    "export",
+    "former",
+    "server",
+    "terminal",
 }
 """Modules of the labelling page, which no program imports."""
 

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,9 @@ from gymnasium.error import DependencyNotInstalled
 from pbcrl.errors import PbcrlError, StorageError
 
 ArgsT = TypeVar("ArgsT")
+
+SHOWN = {"print_interval", "track"}
+"""Arguments that decide what is shown of a run; one that is resumed may have others."""
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C ended, as shells have it."""
@@ -47,7 +51,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     ">= 0 and finite": (
         "bound_coef multiplier_initial multiplier_floor multiplier_proportional "
-        "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries",
+        "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries "
+        "print_interval",
         lambda value: 0 <= value < math.inf,
     ),
     "in (0, 1)": ("max_unsafe_rate", lambda value: 0 < value < 1),
@@ -88,6 +93,11 @@ def check_args(args: Any) -> None:
             f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
             "or leave out --device"
         )
+    if given.get("track") and find_spec("wandb") is None:
+        raise ValueError(
+            "--track logs to Weights & Biases, but wandb is not installed; pip install wandb, or "
+            "leave out --track"
+        )
     path = given.get("save_trajectories")
     if path is not None and args.resume is None and (Path(path) / "manifest.safetensors").exists():
         raise ValueError(
@@ -120,6 +130,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         raise ValueError(f"--resume takes a run that was cut off, but {folder} is finished")
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
     stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+    stored |= {name: given[name] for name in SHOWN if name in given}
     if unknown := sorted(set(stored) ^ set(defaults)):
         raise StorageError(
             f"{folder} was written by another version of {script}.py, which differs in "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common.args import INTERRUPTED, is_finished
+from common.args import INTERRUPTED, SHOWN, is_finished
 from common.envs import flat_dims, horizon_of
 from common.replays import Replays, Starts
 from common.run import Run, open_child
@@ -34,6 +34,7 @@ _FREE = {
     "runs_dir",
     "run_name",
     "capture_video",
+    *SHOWN,
 }
 
 
