@@ -1,4 +1,4 @@
-"""Learn a cost from simulated answers on the toy, and draw it: about a minute on two cores.
+"""Learn a cost from simulated answers on the toy, and draw it: about a minute of a core.
 
     pbcrl demo
 
@@ -33,10 +33,10 @@ class Args:
     """of everything random"""
     total_timesteps: int = 200_000
     """env steps of the policy under the learned cost"""
-    reward_timesteps: int = 100_000
+    reward_timesteps: int = 150_000
     """env steps of the policy that knows the reward alone"""
     queries: int = 4_000
-    """pairs of episodes that the simulated oracle labels"""
+    """pairs of episodes that the simulated oracle labels before; half as many while training"""
     runs_dir: str = "runs/demo"
     """folder of the two runs and of the picture; what lies there is used again"""
 
@@ -75,7 +75,7 @@ def demo(args: Args) -> None:
     before = train("ppo_lag", "reward", args, "--total-timesteps", args.reward_timesteps, *flags)
     print(f"2 of 3: a cost, learned from {args.queries} labelled pairs, and a policy under it")
     flags = ["--dataset", episodes, "--offline-queries", args.queries]
-    flags += ["--online-queries", args.queries // 4, "--multiplier-initial", 1.0]
+    flags += ["--online-queries", args.queries // 2]
     after = train("ppo_lag_pbcrl", "pbcrl", args, "--total-timesteps", args.total_timesteps, *flags)
     print("3 of 3: a picture")
     picture = draw(root, root / "demo.png", before, after)
