@@ -48,10 +48,10 @@ def flags_page() -> str:
     """Return the page, in Markdown."""
     parts = [INTRO]
     for command, script in SCRIPTS.items():
-        parts.append(f"## {command}\n\n| flag | type | default | |\n|---|---|---|---|")
+        parts.append(f"## {command}\n")
         for flag, kind, default, meaning in flags(script):
-            cells = f"`{flag}`", f"`{kind}`", f"`{default}`" if default else "", meaning
-            parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+            shown = f", default `{default}`" if default else ""
+            parts.append(f"- **`{flag}`** (`{kind}`{shown}): {meaning}")
         parts.append("")
     return "\n".join(parts)
 

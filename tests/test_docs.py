@@ -433,4 +433,4 @@ def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
     names = [flag.removeprefix("--").replace("-", "_").lower() for flag, *_ in listed]
     assert names == list(arguments(SCRIPTS / script))
     assert all(meaning for *_, meaning in listed)
-    assert f"| `{listed[0][0]}` |" in hooks["flags_page"]()
+    assert f"- **`{listed[0][0]}`** (" in hooks["flags_page"]()
