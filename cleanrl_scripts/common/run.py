@@ -228,7 +228,7 @@ class Run:
                 self._board.add_scalar(f"pretraining/{name}", value, steps)
 
     def filmed(self, paths: Sequence[Path]) -> None:
-        """Show films in TensorBoard, as animated pictures of at most 100 frames."""
+        """Show films in TensorBoard, as animated pictures of their first 20 seconds."""
         steps = self._args.num_iterations * self._args.batch_size
         for path in paths:
             image, height, width = animated(path)
