@@ -12,6 +12,7 @@
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
 # `make tokens` compares learned costs of language models with true ones, on two small tasks.
+# `make demo` learns a cost on the toy and draws it; `make docs` builds the documentation.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
 ENV_ID ?= DrivingLaneChange-v0
@@ -37,7 +38,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens pictures env parity-env clean
+.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens demo docs wheel pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -64,7 +65,7 @@ lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=.typings:cleanrl_scripts:cleanrl_scripts/paper:tests/benchmarks $(BIN)/mypy --explicit-package-bases cleanrl_scripts tests/benchmarks
+	MYPYPATH=.typings:cleanrl_scripts:cleanrl_scripts/paper:tests/benchmarks $(BIN)/mypy --explicit-package-bases --exclude 'cleanrl_scripts/(paper/)?__init__.py' cleanrl_scripts tests/benchmarks
 
 # Not several at a time: the tests wait for the real package, which takes two processes by itself.
 parity: env parity-env
@@ -103,6 +104,18 @@ driving: env
 
 tokens: env
 	$(QUIETLY) $(BIN)/python tests/benchmarks/bench_llm.py $(ARGS)
+
+# Strict: a warning, a broken link included, fails.
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+demo: env
+	$(BIN)/pbcrl demo $(ARGS)
+
+# The source distribution, and the wheel made of it.
+wheel: env
+	rm -rf build/dist
+	$(BIN)/python -m build --outdir build/dist
 
 pictures: env
 	$(BIN)/python docs/make_pictures.py $(ARGS)

@@ -1,7 +1,7 @@
 """Play a saved run on freshly seeded envs and say what it returns and costs, with intervals.
 
-`python cleanrl_scripts/evaluate.py runs/NAME` takes a run of any of the training scripts, with the
-`Agent` of the script that made it: a copy of that script is in the run's folder.
+`pbcrl evaluate runs/NAME`, or `python evaluate.py runs/NAME`, takes a run of any of the training
+scripts, with the `Agent` of the script that made it: a copy of it is in the run's folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.run import print_groups
 from common.verdict import interval, verdict
 from common.video import check_film, film
 
-from pbcrl import LearnedCost, load_cost_model
+from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.policy import POLICY_FILE
@@ -54,6 +54,8 @@ class Args:
     """sample actions instead of taking their mean"""
     capture_video: int = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
+    plots: bool = False
+    """draw the learned cost against the true one, into plots/ in the run's folder"""
     trust_script: bool = False
     """run the copy of the script in the run's folder, if it is not the one beside evaluate.py"""
     upstream: bool = False
@@ -238,6 +240,44 @@ def evaluate(args: Args) -> None:
             cost_model=cost_model,
         )
         print("\n".join(f"   filmed {path}" for path in films))
+    if args.plots:
+        for path in draw_plots(folder, env_id, episodes, cost_model, limit, args.seed):
+            print(f"   drawn {path}")
+
+
+def draw_plots(
+    folder: Path,
+    env_id: str,
+    episodes: list[Trajectory],
+    cost_model: LearnedCost | None,
+    limit: float,
+    seed: int,
+) -> list[Path]:
+    """Draw what a run's learned cost knows, as far as the env and the run have it.
+
+    Raises:
+        ValueError: If there is no cost model to draw.
+    """
+    if cost_model is None:
+        raise ValueError(
+            f"--plots draws a learned cost, but {folder} has none for this env; give a run of "
+            "ppo_lag_pbcrl.py"
+        )
+    from common import plots
+
+    true, learned = true_costs(episodes), cost_model.score(episodes)
+    # Episodes that cost nothing show little: of those that cost, one in the middle.
+    middle = episodes[int(np.argsort(true)[len(true) - 1 - int((true > 0).sum()) // 2])]
+    figures = {
+        "steps": plots.step_costs(middle, cost_model, f"{env_id}, one episode"),
+        "plane": plots.plane(env_id, cost_model, seed=seed),
+    }
+    if np.isfinite(limit) and np.isfinite(true).all():
+        costs = true, learned, limit, cost_model.learned_limit
+        figures["calibration"] = plots.calibration(*costs, env_id)
+        figures["tail"] = plots.tail(*costs, env_id)
+    paths = (plots.save(one, folder / "plots" / f"{name}.png") for name, one in figures.items())
+    return [path for path in paths if path is not None]
 
 
 if __name__ == "__main__":

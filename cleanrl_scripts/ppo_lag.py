@@ -105,6 +105,10 @@ class Args:
     """episodes of the final evaluation, deterministic and again stochastic"""
     capture_video: int = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
+    print_interval: int = 0
+    """iterations between two lines of a table on the terminal; 0: the progress bar alone"""
+    track: bool = False
+    """log to Weights & Biases as well, if wandb is installed; WANDB_PROJECT names the project"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
     bf16: bool = False
@@ -378,7 +382,7 @@ def train(args: Args) -> Path:
     rewards, costs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     terminated, truncated = np.zeros(shape, bool), np.zeros(shape, bool)
 
-    with Run(args, script=__file__) as run:
+    with Run(args, script=__file__, cost_limit=limit) as run:
         run.say(f"== PPO-Lag on {args.env_id}; files in {run.folder}")  # true cost
         # -- Method --------------------------------------------------------------------------------
         run.say(f"   true cost limit {limit:g}")

@@ -195,6 +195,10 @@ class Args:
     """episodes of the final evaluation, deterministic and again stochastic"""
     capture_video: int = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
+    print_interval: int = 0
+    """iterations between two lines of a table on the terminal; 0: the progress bar alone"""
+    track: bool = False
+    """log to Weights & Biases as well, if wandb is installed; WANDB_PROJECT names the project"""
     torch_threads: int = 2
     """threads of PyTorch; other counts round differently"""
     bf16: bool = False
@@ -564,9 +568,8 @@ def pretrain(
             patience=args.patience,
             validate_every=args.validate_every,
             order_only=not whole,
-            on_evaluation=lambda steps, e: run.say(
-                f"   {steps:5d} steps: held-out loss {e.selection_loss:.3f}, accuracy of pairs "
-                f"{e.pair_accuracy:.3f}, of safety {e.safety_accuracy:.3f}"
+            on_evaluation=lambda steps, e: run.pretrained(
+                steps, e.selection_loss, e.pair_accuracy, e.safety_accuracy
             ),
         )
         if min(history, key=lambda e: e.selection_loss) is history[0]:
@@ -628,7 +631,7 @@ def train(args: Args) -> Path:
     rewards, costs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     terminated, truncated = np.zeros(shape, bool), np.zeros(shape, bool)
 
-    with Run(args, script=__file__) as run:
+    with Run(args, script=__file__, cost_limit=limit) as run:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")  # PbCRL
         # -- Method --------------------------------------------------------------------------------
         replays = Replays(run.folder) if by_people else None

@@ -232,7 +232,7 @@ class CostModel(LearnedCost):
     - `"softplus"`: output_scale · ln(1 + e^z) > 0, like a true cost: no step makes up for what
       others have cost. The limit is learned with the network, by the safety loss:
 
-    .. math:: limit = horizon · output\_scale · ln(1 + e^b)
+    .. math:: limit = horizon · output_scale · ln(1 + e^b)
 
     with a trained number b: as if every step had the output b. The last layer starts at zero, and
     so does b, so that an untrained model judges every (full-length) episode to lie exactly on the

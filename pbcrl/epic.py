@@ -38,7 +38,7 @@ def epic_distance(
 
     .. math::
         C(c)(s, a, s') = c(s, a, s') + E[γ c(s', A, S') - c(s, A, S')] + const, \\
-        EPIC(c_1, c_2) = \sqrt{(1 - ρ(C(c_1), C(c_2))) / 2}
+        EPIC(c_1, c_2) = sqrt((1 - ρ(C(c_1), C(c_2))) / 2)
 
     ρ is the correlation over the coverage batch, A and S' are drawn from it, independently. 0 says
     that the costs differ by a positive factor, a constant per step and a potential shaping

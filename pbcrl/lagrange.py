@@ -146,7 +146,9 @@ class LagrangeMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update while J - limit stays about the same, > 0.
-        initial, cap, floor: As of `Multiplier`.
+        initial: As of `Multiplier`.
+        cap: As of `Multiplier`.
+        floor: As of `Multiplier`.
         beta2: Share of the mean of (J - limit)² that each update keeps, in [0, 1).
     """
 
@@ -183,7 +185,9 @@ class AscentMultiplier(Multiplier):
 
     Args:
         lr: Change of λ per update and unit of episode cost, > 0.
-        initial, cap, floor: As of `Multiplier`.
+        initial: As of `Multiplier`.
+        cap: As of `Multiplier`.
+        floor: As of `Multiplier`.
     """
 
     def __init__(
@@ -213,7 +217,8 @@ class SoftplusMultiplier(Multiplier):
     Args:
         lr: Change of x per update while J - limit stays about the same, > 0.
         initial: First λ, in [0.001, cap].
-        cap, floor: As of `Multiplier`.
+        cap: As of `Multiplier`.
+        floor: As of `Multiplier`.
     """
 
     def __init__(
@@ -263,7 +268,8 @@ class PIDMultiplier(Multiplier):
     Args:
         lr: Gain of the integral: change of λ per update and unit of episode cost, > 0.
         initial: First λ and first integral, in [floor, cap].
-        cap, floor: As of `Multiplier`.
+        cap: As of `Multiplier`.
+        floor: As of `Multiplier`.
         proportional: Weight of the averaged excess, in updates, >= 0: that many updates' worth of
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.

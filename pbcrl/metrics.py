@@ -337,7 +337,7 @@ def true_cost_at_limit(
     of other policies tell. They are weighted so that their mean learned cost becomes the limit, by
     the weights that differ least from equal ones, in the sense of relative entropy:
 
-    .. math:: w_i \propto \exp(-t Ĉ_i), \quad \sum_i w_i Ĉ_i = \text{learned limit}
+    .. math:: w_i ∝ exp(-t Ĉ_i),   Σ_i w_i Ĉ_i = learned limit
 
     The plain mean of C if the mean of Ĉ is at the limit already; exact if C is linear in Ĉ. The
     further the mean has to be moved, the fewer trajectories the answer rests on:
@@ -358,7 +358,7 @@ def true_cost_at_limit_interval(
 ) -> float:
     r"""Half-width of the normal 95 % interval of `true_cost_at_limit`, in units of true cost.
 
-    .. math:: 1.96 \sqrt{\sum_i (w_i r_i / (1 - h_i))^2}
+    .. math:: 1.96 sqrt(Σ_i (w_i r_i / (1 - h_i))²)
 
     with r the residuals of the weighted regression of C on Ĉ, as what Ĉ explains has no error when
     its mean is given, and h their leverages (HC3, MacKinnon and White 1985). Too short where only a

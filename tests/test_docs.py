@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -16,7 +17,7 @@ from .every_space import ACTION_SPACES, OBS_SPACES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
-SHOW_VECTOR_ENVS = ["adapters.md", "index.md", "driving.md", "robotics.md", "scripts.md"]
+SHOW_VECTOR_ENVS = ["adapters.md", "your-env.md", "driving.md", "robotics.md", "safety-gymnasium.md", "scripts.md"]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -233,7 +234,7 @@ def arguments(script: Path) -> dict[str, str]:
 
 
 def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
-    page = read(ROOT / "docs" / "reading-of-the-paper.md")
+    page = read(ROOT / "docs" / "reading-of-the-policy.md")
     table = rows(section(page, "Settings"))
     assert len(table) > 10
     defaults = arguments(SCRIPTS / "ppo_lag_pbcrl.py")
@@ -244,10 +245,10 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     trainers = ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py", "ppo_lag_llm.py")
-    scripts = (*trainers, "evaluate.py", "paper/benchmark.py", "paper/report.py")
+    scripts = (*trainers, "evaluate.py", "demo.py", "paper/benchmark.py", "paper/report.py")
     paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
     defaults = [item for path in paths for item in arguments(path).items()]
-    known = {"help", *(name.replace("_", "-") for name, _ in defaults)}
+    known = {"help", "logdir", *(name.replace("_", "-") for name, _ in defaults)}
     known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default == "True"}
     known |= set(re.findall(r'"--([a-z-]+)"', read(ROOT / "pbcrl" / "label" / "__main__.py")))
     assert set(re.findall(r"(?<!-)--([a-z][a-z0-9-]+)", read(page))) <= known
@@ -369,3 +370,79 @@ def test_the_links_of_a_page_lead_somewhere(page):
         assert linked.exists(), target
         assert linked.is_relative_to(ROOT), target
         assert not anchor or anchor in anchors(linked), target
+
+
+# -- The site --------------------------------------------------------------------------------------
+
+API = sorted((ROOT / "docs" / "api").glob("*.md"))
+DOCUMENTED = {name for page in API for name in re.findall(r"^::: ([\w.]+)$", read(page), re.M)}
+INTERNAL = {
+    "agreement",
+    "arrays",
+    "clips",
+    "database",
+    "draw",
+    "export",
+    "former",
+    "server",
+    "terminal",
+}
+"""Modules of the labelling page, which no program imports."""
+
+
+def test_every_module_of_the_library_has_a_page():
+    modules = {path.stem for path in (ROOT / "pbcrl").glob("*.py")} - {"__init__"}
+    assert {f"pbcrl.{name}" for name in modules} <= DOCUMENTED
+    pages = {path.stem for path in (ROOT / "pbcrl" / "label").glob("[a-z]*.py")} - INTERNAL
+    assert {f"pbcrl.label.{name}" for name in pages} <= DOCUMENTED
+
+
+@pytest.mark.parametrize("package", ["pbcrl", "pbcrl_envs"])
+def test_every_public_name_has_a_page(package):
+    """A page has the module that defines the name, and the name a docstring to show there."""
+    if package == "pbcrl_envs":
+        pytest.importorskip("gymnasium", "1.1", reason="the batched tasks need Gymnasium 1.1")
+    public = resolve_name(package)
+    for name in public.__all__:
+        thing = getattr(public, name)
+        if hasattr(thing, "__module__"):
+            assert thing.__module__ in DOCUMENTED, name
+    table = read(ROOT / "docs" / "api" / "index.md")
+    assert package != "pbcrl" or [n for n in public.__all__ if f"`{n}`" not in table] == []
+
+
+def in_nav() -> dict[str, list[str]]:
+    """The pages of mkdocs.yml by part, read without YAML, in which it has a tag of its own."""
+    nav = read(ROOT / "mkdocs.yml").partition("\nnav:\n")[2]
+    parts = re.split(r"^  - ([\w-]+):", nav, flags=re.MULTILINE)[1:]
+    return {
+        part: re.findall(r"([\w/-]+\.md)$", text, re.MULTILINE)
+        for part, text in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def test_every_page_is_in_one_of_the_four_parts():
+    parts = in_nav()
+    assert list(parts) == ["Home", "Tutorials", "How-to", "Reference", "Explanation"]
+    listed = sorted(page for pages in parts.values() for page in pages)
+    written = [*PAGES[1:], *API, ROOT / "docs" / "results" / "report.md"]
+    assert listed == sorted(["flags.md", *(str(p.relative_to(ROOT / "docs")) for p in written)])
+
+
+@pytest.mark.parametrize(
+    "page", [page for part, pages in in_nav().items() if part != "Reference" for page in pages]
+)
+def test_a_page_that_is_read_has_at_most_1500_words(page):
+    """Code and tables of numbers aside."""
+    text = re.sub(r"^\|.*\|$", "", prose(ROOT / "docs" / page), flags=re.MULTILINE)
+    assert len(text.split()) <= 1500
+
+
+@pytest.mark.parametrize("script", ["ppo_lag_pbcrl.py", "evaluate.py", "demo.py"])
+def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
+    listed = hooks["flags"](script)
+    names = [flag.removeprefix("--").replace("-", "_").lower() for flag, *_ in listed]
+    assert names == list(arguments(SCRIPTS / script))
+    assert all(meaning for *_, meaning in listed)
+    assert f"- **`{listed[0][0]}`** (" in hooks["flags_page"]()

@@ -1,5 +1,6 @@
 """What an installation holds, and what importing each of its two packages loads."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ import gymnasium
 import pytest
 
 ROOT = Path(__file__).parents[1]
+INSTALLED = {"pbcrl": "pbcrl", "envs": "pbcrl_envs", "cleanrl_scripts": "pbcrl_scripts"}
+"""The packages' folders, and the names that they install as."""
 
 
 def run_python(code, *, cwd=ROOT):
@@ -22,9 +25,9 @@ def run_python(code, *, cwd=ROOT):
 
 def packages_on_disk():
     """The folders with an `__init__.py`, under the names they install as."""
-    inits = [init for top in ("pbcrl", "envs") for init in (ROOT / top).rglob("__init__.py")]
-    names = (".".join(init.parent.relative_to(ROOT).parts) for init in inits)
-    return {re.sub(r"^envs\b", "pbcrl_envs", name) for name in names}
+    inits = [init for top in INSTALLED for init in (ROOT / top).rglob("__init__.py")]
+    names = ([*init.parent.relative_to(ROOT).parts] for init in inits)
+    return {".".join([INSTALLED[top], *below]) for top, *below in names}
 
 
 def packages_listed():
@@ -73,29 +76,129 @@ def test_envs_is_refused_under_the_name_of_its_folder():
     assert "ImportError: this package is imported as `pbcrl_envs`, not as `envs`" in run.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A wheel, built from the source distribution, and the names in both."""
+    tmp_path = tmp_path_factory.mktemp("built")
+    # From a copy: setuptools leaves a build folder behind, and would pack what an older one holds.
+    for name in INSTALLED:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / "src" / name, ignore=ignore)
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "src")
+    source = [sys.executable, "-c", "import setuptools.build_meta as b; b.build_sdist('..')"]
+    subprocess.run(source, cwd=tmp_path / "src", capture_output=True, check=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    wheel = [sys.executable, "-m", "pip", "wheel", *offline, "-w", tmp_path, sdist]
+    build = subprocess.run(wheel, capture_output=True, text=True, check=False)
+    assert build.returncode == 0, build.stderr
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        files = {Path(name) for name in archive.namelist()}
+    return path, {file for file in files if not file.parts[0].endswith(".dist-info")}
+
+
+needs_setuptools = pytest.mark.skipif(
     find_spec("setuptools") is None or find_spec("pip") is None,
     reason="a wheel is built offline with the setuptools and pip of this environment",
 )
-def test_the_wheel_owns_exactly_pbcrl_and_pbcrl_envs(tmp_path):
-    # From a copy: setuptools leaves a build folder behind, and would pack what an older one holds.
-    for name in ("pbcrl", "envs"):
-        shutil.copytree(ROOT / name, tmp_path / "src" / name)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path / "src")
-    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
-    build = subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *offline, "-w", tmp_path, tmp_path / "src"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert build.returncode == 0, build.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        files = {Path(name) for name in archive.namelist()}
-    modules = {file for file in files if not file.parts[0].endswith(".dist-info")}
-    assert {file.parts[0] for file in modules} == {"pbcrl", "pbcrl_envs"}
-    assert {".".join(file.parts[:-1]) for file in modules} == packages_on_disk()
-    assert {Path("pbcrl/py.typed"), Path("pbcrl_envs/py.typed")} <= modules
+
+
+@pytest.mark.slow
+@needs_setuptools
+def test_the_wheel_owns_exactly_its_three_packages(built):
+    _, files = built
+    assert {file.parts[0] for file in files} == set(INSTALLED.values())
+    folders = {".".join(file.parts[:-1]) for file in files}
+    assert folders == packages_on_disk()
+    assert {Path("pbcrl/py.typed"), Path("pbcrl_envs/py.typed")} <= files
+    scripts = {path.relative_to(ROOT) for path in (ROOT / "cleanrl_scripts").rglob("*.py")}
+    assert {Path("pbcrl_scripts", *path.parts[1:]) for path in scripts} <= files
+
+
+@pytest.mark.slow
+@needs_setuptools
+@needs_1_1
+def test_a_training_script_of_the_wheel_runs_by_its_command(built, tmp_path):
+    """Unpacked before everything else on the path, with the libraries of this environment."""
+    path, _ = built
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path / "site")
+    flags = "--env-id PointHazards-v0 --total-timesteps 400 --num-envs 4 --eval-episodes 2"
+    flags += " --hidden-sizes 8 --minibatch-size 200 --run-name run --torch-threads 1"
+    code = "from pbcrl_scripts.cli import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    for words, said in [
+        (["train", "ppo_lag", *flags.split()], "play it again: pbcrl evaluate runs/run"),
+        (["evaluate", "runs/run", "--episodes", "2"], "-- policy"),
+    ]:
+        run = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
+        assert said in run.stdout
+    assert (tmp_path / "runs" / "run" / "ppo_lag.py").exists()
+
+
+# -- The command -----------------------------------------------------------------------------------
+
+
+def pbcrl_command(*words, cwd=ROOT):
+    command = [sys.executable, str(ROOT / "cleanrl_scripts" / "cli.py"), *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_command_lists_its_commands_and_the_version():
+    shown = pbcrl_command("--help").stdout
+    assert all(f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "report"))
+    assert "ppo_lag, ppo_lag_pbcrl, ppo_lag_rlsf" in shown
+    import pbcrl
+
+    assert pbcrl_command("--version").stdout == f"pbcrl {pbcrl.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fly"], "a command is demo, train, label, evaluate, report, benchmark, got 'fly'"),
+        (["train"], "pbcrl train runs ppo_lag, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got "),
+        (["train", "ppo"], "or a .py file, got 'ppo'; pbcrl train ppo_lag_pbcrl --help"),
+        (["train", "nosuch.py"], "or a .py file, got 'nosuch.py'"),
+        (["label", "nosuch"], "there is no folder nosuch; name that of a FolderOracle"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_refused_by_name(words, said):
+    run = pbcrl_command(*words)
+    assert run.returncode == 1
+    assert said in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_copy_of_a_script_anywhere_is_trained_by_the_command(tmp_path):
+    pytest.importorskip("tyro", reason="the flags need tyro")
+    shutil.copy(ROOT / "cleanrl_scripts" / "ppo_lag.py", tmp_path / "mine.py")
+    run = pbcrl_command("train", "mine.py", "--help", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "--total-timesteps" in run.stdout
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path):
+    (tmp_path / "mine.py").write_text("import no_such_library")
+    run = pbcrl_command("train", "mine.py", cwd=tmp_path)
+    assert "pbcrl train needs no_such_library, which is not installed" in run.stderr
+    assert "pip install 'pbcrl[scripts]'" in run.stderr
+
+
+def test_the_version_of_the_citation_and_the_changelog_is_that_of_the_package():
+    import pbcrl
+
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {pbcrl.__version__}\n" in cited
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {pbcrl.__version__}" in changes

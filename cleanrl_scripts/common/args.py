@@ -9,19 +9,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import tyro
+from common.defaults import defaults_of
 from gymnasium.error import DependencyNotInstalled
 
 from common.datasets import minari_folder
-from common.defaults import defaults_of
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.storage import write_atomically
 
 ArgsT = TypeVar("ArgsT")
+
+SHOWN = {"print_interval", "track"}
+"""Arguments that decide what is shown of a run; one that is resumed may have others."""
 
 INTERRUPTED = 130
 """Exit status of a run that Ctrl-C ended, as shells have it."""
@@ -51,7 +55,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ">= 0 and finite": (
         "bound_coef multiplier_initial multiplier_floor multiplier_proportional "
         "dead_zone dead_zone_lr snr_weight capture_video seed offline_queries online_queries "
-        "kl_coef safety_weight cost_epochs",
+        "kl_coef safety_weight cost_epochs print_interval",
         lambda value: 0 <= value < math.inf,
     ),
     "in (0, 1)": ("max_unsafe_rate", lambda value: 0 < value < 1),
@@ -91,6 +95,11 @@ def check_args(args: Any) -> None:
             "--device cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is "
             f"false with torch {torch.__version__}; install a CUDA build of PyTorch and a driver, "
             "or leave out --device"
+        )
+    if given.get("track") and find_spec("wandb") is None:
+        raise ValueError(
+            "--track logs to Weights & Biases, but wandb is not installed; pip install wandb, or "
+            "leave out --track"
         )
     path = given.get("save_trajectories")
     if path is not None and args.resume is None and (Path(path) / "manifest.safetensors").exists():
@@ -137,6 +146,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         )
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
     stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
+    stored |= {name: given[name] for name in SHOWN if name in given}
     if unknown := sorted(set(stored) ^ set(defaults)):
         raise StorageError(
             f"{folder} was written by another version of {script}.py, which differs in "

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common.args import SHOWN
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
@@ -22,7 +23,7 @@ from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError
 from pbcrl.storage import load_tensors, save_tensors
 
 _NEWEST, _BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
-_MAY_DIFFER = {"resume", "runs_dir", "run_name"}  # a run's folder may have been moved
+_MAY_DIFFER = {"resume", "runs_dir", "run_name", *SHOWN}  # a run's folder may have been moved
 _OF_LENGTH = {"extend_to", "total_timesteps", "online_queries", "collect_timesteps"}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from common.args import INTERRUPTED, is_finished
+from common.args import INTERRUPTED, SHOWN, is_finished
 from common.datasets import Split, open_dataset
 from common.envs import flat_dims, horizon_of
 from common.replays import Replays, Starts
@@ -35,6 +35,7 @@ _FREE = {
     "runs_dir",
     "run_name",
     "capture_video",
+    *SHOWN,
 }
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from common.replays import NoteStart
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import pbcrl_envs
-from common.replays import NoteStart
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl_envs.batched import BatchedEnv
 

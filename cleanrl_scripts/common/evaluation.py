@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from tqdm import tqdm
-
 from common.envs import action_bounds, horizon_of, make_envs, require_cost
 from common.run import Run
 from common.verdict import interval
 from common.video import film
+from tqdm import tqdm
+
 from pbcrl import LearnedCost, Trajectory
 from pbcrl.metrics import (
     REPORT,
@@ -186,7 +186,7 @@ def evaluate(
         bounds = action_bounds(make_envs(args.env_id, 1))
         title = f"films of {args.capture_video} episodes in {folder}"
         with run.phase(title, stage="film"):
-            film(
+            films = film(
                 args.env_id,
                 lambda obs: np.clip(policy.act(obs[None])[0], *bounds),
                 episodes=args.capture_video,
@@ -194,6 +194,7 @@ def evaluate(
                 folder=folder,
                 cost_model=None if judge is None else judge.cost_model,
             )
+            run.filmed(films)
     true, noisy_true = true_costs(episodes), true_costs(noisy)
     limited = np.isfinite(limit)
     last_tenth = ended[-max(1, len(ended) // 10) :]

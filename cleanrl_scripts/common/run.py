@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -19,22 +20,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import torch
+from common.verdict import limit_verdicts, plus_minus, verdict
+from common.video import animated
+from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import pbcrl
-from common.verdict import limit_verdicts, plus_minus, verdict
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 
+_SCRIPTS = Path(__file__).resolve().parents[1]
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
 _PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
 
@@ -55,17 +59,18 @@ class Run:
         args: The script's arguments; needs `env_id`, `seed`, `runs_dir`, `run_name`, `resume`,
             `batch_size` and `num_iterations`.
         script: Path of the script.
+        cost_limit: d, drawn beside the true cost; NaN if none is known.
 
     Raises:
         StorageError: If the folder cannot be made or written, holds another run, or another process
             is at work in it.
     """
 
-    def __init__(self, args: Any, *, script: str) -> None:
+    def __init__(self, args: Any, *, script: str, cost_limit: float = math.nan) -> None:
         name = Path(script).stem
         stamp = time.strftime("%Y%m%d-%H%M%S")
         env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
-        self._args, self._script = args, script
+        self._args, self._script, self._cost_limit = args, script, cost_limit
         self.folder = Path(args.runs_dir) / (
             args.run_name or f"{env_name}__{name}__{args.seed}__{stamp}"
         )
@@ -83,11 +88,14 @@ class Run:
             stored = {"script": name, **dataclasses.asdict(args), "made_by": made_by(script)}
             write_atomically(self.folder / "args.json", _json(stored))
         self._metrics = (self.folder / "metrics.jsonl").open("a")
+        self._tracked = _track(args, self.folder) if getattr(args, "track", False) else None
         self._board = SummaryWriter(str(self.folder))
+        self._board.add_text("hyperparameters", _table(dataclasses.asdict(args)))
         self._bar: tqdm[Any] | None = None
         self._start = self._lap_start = time.perf_counter()
         self._laps: dict[str, float] = {}
         self._lines = 0
+        self._rows = 0  # of the table on the terminal
         self._warnings: list[str] = []
         self._keep: Callable[[], None] | None = None
         self.stage_seconds: dict[str, float] = {}
@@ -114,6 +122,8 @@ class Run:
         closing = threading.Thread(target=self._board.close, daemon=True)
         closing.start()
         closing.join(timeout=_BOARD_SECONDS)
+        if self._tracked is not None:
+            self._tracked.finish(exit_code=0 if error is None else 1)
         self._lock.release()
 
     def on_error(self, keep: Callable[[], None]) -> None:
@@ -176,14 +186,58 @@ class Run:
         self._lines += 1
         for key, value in {**metrics, **seconds}.items():
             if value is not None and math.isfinite(value):
-                self._board.add_scalar(key, value, step)
+                self._board.add_scalar(f"{_group(key)}/{key}", value, step)
+        if math.isfinite(self._cost_limit):
+            self._board.add_scalar("policy/cost_limit", self._cost_limit, step)
         assert self._bar is not None
         self._bar.update(step - self._bar.n)
+        limit = f" of {self._cost_limit:g}" if math.isfinite(self._cost_limit) else ""
         shown = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
         text = [
-            f"{mark} {metrics[key]:.3g}" for key, mark in shown.items() if _finite(metrics.get(key))
+            f"{mark} {metrics[key]:.3g}{limit if key == 'true_cost' else ''}"
+            for key, mark in shown.items()
+            if _finite(metrics.get(key))
         ]
         self._bar.set_postfix_str(" ".join(text))
+        interval = getattr(self._args, "print_interval", 0)
+        if interval and self._lines % interval == 0:
+            self._print_row(step, metrics)
+
+    def _print_row(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """Print a line of the table, under its head every twenty lines."""
+        assert self._bar is not None
+        rate = self._bar.format_dict["rate"] or 0.0
+        left = (self._bar.total - self._bar.n) / rate / 60 if rate else math.nan
+        keys = [key for key in _COLUMNS if key in metrics]
+        self._rows += 1
+        if self._rows % 20 == 1:
+            names = [_COLUMNS[key] for key in keys]
+            self.say("".join(f"{name:>10}" for name in ["env steps", *names, "min left"]))
+        cells = [metrics[key] for key in keys]
+        row = [f"{cell:.4g}" if _finite(cell) else "-" for cell in [*cells, round(left, 1)]]
+        self.say("".join(f"{cell:>10}" for cell in [f"{step:,}", *row]))
+
+    def pretrained(self, steps: int, loss: float, pairs: float, safety: float) -> None:
+        """Say, and draw, how well the cost model predicts held-out labels in pretraining."""
+        self.say(
+            f"   {steps:5d} steps: held-out loss {loss:.3f}, accuracy of pairs {pairs:.3f}, of "
+            f"safety {safety:.3f}"
+        )
+        for name, value in [("loss", loss), ("pair_accuracy", pairs), ("safety_accuracy", safety)]:
+            if math.isfinite(value):
+                self._board.add_scalar(f"pretraining/{name}", value, steps)
+
+    def filmed(self, paths: Sequence[Path]) -> None:
+        """Show films in TensorBoard, as animated pictures of their first 20 seconds."""
+        steps = self._args.num_iterations * self._args.batch_size
+        for path in paths:
+            image, height, width = animated(path)
+            picture = Summary.Image(
+                encoded_image_string=image, height=height, width=width, colorspace=3
+            )
+            value = Summary.Value(tag=f"films/{path.stem}", image=picture)
+            writer: Any = self._board.file_writer
+            writer.add_summary(Summary(value=[value]), steps)
 
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar."""
@@ -276,8 +330,7 @@ class Run:
         for line in limit_verdicts(summary):
             self.say(line)
         if _has_content(self.folder / "agent.safetensors"):
-            evaluate = _shown_path(Path(self._script).with_name("evaluate.py"))
-            self.say(f"play it again: python {evaluate} {shlex.quote(str(self.folder))}")
+            self.say(f"play it again: {command_of('evaluate', self.folder)}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _end_stage(self) -> None:
@@ -296,10 +349,52 @@ class Run:
         kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
-        command = (
-            f"python {_shown_path(Path(self._script))} --resume {shlex.quote(str(self.folder))}"
-        )
+        command = command_of(self._script, "--resume", self.folder)
         self.say(f"go on with: {command}")
+
+
+_GROUP_OF = {
+    "policy": "return true_cost multiplier episodes discarded",
+    "cost_model": "learned_ dead_zone queries_ type_ii_ unsafe_rate rejected violation_ finetune_ "
+    "classifier_ positives negatives",
+    "seconds": "seconds_",
+}
+"""The tabs of TensorBoard, by the beginnings of their keys; `update` has all others."""
+
+_COLUMNS = {
+    "return": "return",
+    "true_cost": "true cost",
+    "learned_cost": "learned",
+    "multiplier": "λ",
+    "unsafe_rate": "unsafe",
+    "queries_used": "queries",
+    "kl": "kl",
+}
+"""What `--print-interval` prints of the metrics."""
+
+
+def _group(key: str) -> str:
+    for group, beginnings in _GROUP_OF.items():
+        if key.startswith(tuple(beginnings.split())):
+            return group
+    return "update"
+
+
+def _table(values: Mapping[str, Any]) -> str:
+    rows = (f"| {name} | {value} |" for name, value in values.items())
+    return "\n".join(["| argument | value |", "|---|---|", *rows])
+
+
+def _track(args: Any, folder: Path) -> Any:
+    """Begin a run of Weights & Biases that follows the TensorBoard events."""
+    wandb = importlib.import_module("wandb")
+    return wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "pbcrl"),
+        name=folder.name,
+        dir=str(folder),
+        config=dataclasses.asdict(args),
+        sync_tensorboard=True,
+    )
 
 
 def print_groups(values: Mapping[str, Any]) -> None:
@@ -382,12 +477,25 @@ def _has_content(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
-def _shown_path(path: Path) -> str:
-    """The path as one would type it here."""
+def command_of(script: str, *words: object) -> str:
+    """What to type here to run a script: the name of one of ours, or the path of any.
+
+    Installed from a wheel they are run by the command `pbcrl`, in a checkout by their paths.
+    """
+    path = Path(script)
+    if path.suffix != ".py":
+        path = _SCRIPTS / f"{script}.py"
     path = path.resolve()
-    return shlex.quote(
+    shown = shlex.quote(
         str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     )
+    if _SCRIPTS.name == "pbcrl_scripts":
+        ours = path.is_relative_to(_SCRIPTS)
+        trains = "train " if path.stem.startswith("ppo_") or not ours else ""
+        begin = f"pbcrl {trains}{path.stem if ours else shown}"
+    else:
+        begin = f"python {shown}"
+    return " ".join([begin, *(shlex.quote(str(word)) for word in words)])
 
 
 def _finite(value: object) -> bool:

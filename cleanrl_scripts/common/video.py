@@ -6,6 +6,8 @@ What `--capture-video` needs: the extra `video`, and an env with render mode "rg
 from __future__ import annotations
 
 import importlib
+import struct
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 """From one observation (obs_dim,) to the action that is executed (act_dim,)."""
 
 _MOST_FPS = 25
-_STRIP, _TEXT = 26, 13  # pixels
+_STRIP, _TEXT, _COLUMN = 26, 13, 110  # pixels: of a line, of its letters, of its longest text
 _INK, _ALARM, _PAPER = (30, 30, 30), (200, 0, 0), (245, 245, 245)
 
 
@@ -109,18 +111,39 @@ def _make(env_id: str) -> gym.Env[Any, Any]:
     return gym.make(plain_id, render_mode="rgb_array", disable_env_checker=True)
 
 
+def animated(path: Path) -> tuple[bytes, int, int]:
+    """Return the first 20 seconds of a film as an animated GIF, with its height and width."""
+    ffmpeg = _import("imageio_ffmpeg").get_ffmpeg_exe()
+    command = [ffmpeg, "-v", "error", "-t", "20", "-i", str(path), "-vf", "fps=5", "-f", "gif", "-"]
+    gif = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True
+    ).stdout
+    width, height = struct.unpack("<HH", gif[6:10])
+    return gif, height, width
+
+
 def _captioned(image: np.ndarray, texts: list[str], *, alarm: bool) -> np.ndarray:
-    """Put the texts side by side under the picture; the third one is red under an alarm."""
+    """Put the texts under the picture, as many side by side as it has room for.
+
+    The third one is red under an alarm.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = image.shape[:2]
+    columns = min(len(texts), max(1, width // _COLUMN))
+    lines = -(-len(texts) // columns)
     # Even sizes: the encoder halves the resolution of colours.
-    page = Image.new("RGB", (width + width % 2, height + height % 2 + _STRIP), _PAPER)
+    size = width + width % 2, height + height % 2 + lines * _STRIP
+    page = Image.new("RGB", size, _PAPER)
     page.paste(Image.fromarray(image))
     draw, font = ImageDraw.Draw(page), ImageFont.load_default(_TEXT)
     for k, text in enumerate(texts):
         ink = _ALARM if alarm and k == 2 else _INK
-        place = (6 + k * (width - 6) / len(texts), height + (_STRIP - _TEXT) / 2 - 1)
+        line, column = divmod(k, columns)
+        place = (
+            6 + column * (width - 6) / columns,
+            height + line * _STRIP + (_STRIP - _TEXT) / 2 - 1,
+        )
         draw.text(place, text, fill=ink, font=font)
     return np.asarray(page)
 

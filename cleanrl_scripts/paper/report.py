@@ -2,9 +2,9 @@
 
     python cleanrl_scripts/paper/report.py --runs-dir runs/benchmark --out runs/report
 
-A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`. Runs that no
-table of the paper has are reported in a table at the end. A missing or damaged file is named in a
-warning and left out.
+A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`; a script of
+your own is a method by its name. Runs that no table of the paper has are reported at the end. A
+missing or damaged file is named in a warning and left out.
 
 Writes `report.md`, `runs.csv` with one row per run, and every figure as PNG and SVG. Tables show
 the mean and the standard deviation over seeds, the interquartile mean with its 95 % bootstrap
@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,17 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
-from presets import ACCURACY, COST, LEARNED, RETURN, TABLES, VARIANTS, Table, made_as
-from scipy import stats
+from presets import (
+    ACCURACY,
+    COST,
+    LEARNED,
+    RETURN,
+    TABLES,
+    VARIANTS,
+    Table,
+    Variant,
+    made_as,
+)
 
 import pbcrl_envs
 
@@ -89,7 +99,7 @@ OTHERS = "tab:purple", "tab:brown", "tab:pink", "tab:gray", "tab:olive", "tab:cy
 @dataclass(frozen=True)
 class Args:
     runs_dir: str = "runs/benchmark"
-    """folder of the runs, by benchmark.py or by hand"""
+    """folder of the runs, by benchmark.py or by hand; or of one run"""
     out: str = "runs/report"
     """folder for the report"""
     tables: tuple[str, ...] = ()
@@ -115,6 +125,7 @@ class Run:
     """True and learned costs of the test episodes, (n, 2)."""
     made_by: Mapping[str, str | None] = field(default_factory=dict)
     """Of args.json: command, commit and hardware."""
+    folder: Path | None = None
 
     @property
     def limit(self) -> float | None:
@@ -211,9 +222,9 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
         for name, row in VARIANTS.items()
         if row.script == args["script"] and row.options.items() <= options.items()
     ]
-    if not fitting:
-        warn(f"{folder} is a run of {args['script']!r}, which is no method here; it is left out")
-        return None
+    if not fitting:  # somebody's own script: a method by its name
+        VARIANTS.setdefault(args["script"], Variant(args["script"], args["script"]))
+        return args["env_id"], args["script"], args["seed"]
     best = max(fitting, key=lambda name: len(VARIANTS[name].options))
     return args["env_id"], made_as(args["env_id"], best), args["seed"]
 
@@ -229,7 +240,7 @@ def read_made_by(folder: Path) -> dict[str, str | None]:
 def load(folder: Path) -> list[Run]:
     """Read every finished run in a folder, in the order of their names."""
     runs = []
-    for path in sorted(folder.glob("*/summary.json")):
+    for path in sorted([*folder.glob("summary.json"), *folder.glob("*/summary.json")]):
         summary = read_object(path, "return", "true_cost", "wall_seconds")
         found = identity(path.parent) if summary is not None else None
         if summary is None or found is None:
@@ -237,7 +248,7 @@ def load(folder: Path) -> list[Run]:
         rows = read_rows(path.with_name("metrics.jsonl"))
         costs = read_costs(path.with_name("test_costs.csv"))
         made_by = read_made_by(path.parent)
-        run = Run(*found, summary | at_half(rows), rows, costs, made_by)
+        run = Run(*found, summary | at_half(rows), rows, costs, made_by, path.parent)
         if run.limit is not None and summary["true_cost"] is not None:
             run.summary["bias"] = abs(summary["true_cost"] - run.limit)
         runs.append(run)
@@ -502,7 +513,7 @@ def curves(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
 
 
 def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | None:
-    """Densities of true and learned costs of the test episodes of all seeds.
+    """Histograms of true and learned costs of the test episodes of all seeds.
 
     Learned costs are moved and scaled so that the learned limit lies on d and their spread is that
     of the true ones, as by the scaled W2. A solid line is the mean, the dashed one the limit.
@@ -528,13 +539,11 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
     figure, axes = plt.subplots(
         len(panels), 1, figsize=(7, 0.6 + 1.5 * len(panels)), sharex=True, layout="constrained"
     )
-    low = min(np.quantile(costs, 0.01) for _, _, costs in panels)
-    high = max(np.quantile(costs, 0.99) for _, _, costs in panels)
-    grid = np.linspace(low - 0.1 * (high - low), high + 0.1 * (high - low), 500)
+    low = min(costs.min() for _, _, costs in panels)
+    high = max(costs.max() for _, _, costs in panels)
+    bins = np.linspace(low, high, 80)
     for axis, (title, color, costs) in zip(axes, panels, strict=True):
-        density = stats.gaussian_kde(costs)(grid)
-        axis.fill_between(grid, density, color=color, alpha=0.3, linewidth=0)
-        axis.plot(grid, density, color=color, linewidth=1)
+        axis.hist(costs, bins, density=True, color=color, alpha=0.4)
         axis.axvline(costs.mean(), color=color, linewidth=1.5)
         axis.axvline(limit, color="black", linestyle="--", linewidth=1)
         axis.set_title(f"{title}: mean {short(costs.mean())}", fontsize="small", loc="left")
@@ -543,6 +552,41 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
     axes[0].set_title(env_id, loc="right", fontsize="medium")
     axes[-1].set_xlabel(f"episode cost (learned ones scaled to it); dashed: limit {limit:g}")
     return figure
+
+
+def judged(env_id: str, variant: str, runs: Sequence[Run]) -> tuple[Figure | None, Figure | None]:
+    """Calibration and tail of the learned costs of the test episodes, all seeds together."""
+    from common.plots import calibration, tail  # presets has put `common` on the path
+
+    true, learned, scaled = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    limit = limit_of(runs)
+    for run in runs_of(runs, env_id, variant):
+        if run.test_costs is None or run.learned_limit is None or run.counts_states:
+            continue
+        if limit is not None:
+            cost, score = run.test_costs.T
+            true.append(cost)
+            learned.append(score - run.learned_limit)
+            scaled.append(learned[-1] * cost.std() / (score.std() or 1.0))
+    if not true or limit is None:
+        return None, None
+    costs, title = np.concatenate(true), f"{env_id}, {VARIANTS[variant].title}"
+    return (
+        calibration(costs, np.concatenate(learned), limit, 0.0, title),
+        tail(costs, np.concatenate(scaled), limit, 0.0, title),
+    )
+
+
+def pictures(run: Run, out: Path) -> str:
+    """What `evaluate.py --plots` has drawn of a run, copied; the Markdown that shows it."""
+    shown = []
+    for name in ("steps", "plane"):
+        path = None if run.folder is None else run.folder / "plots" / f"{name}.png"
+        if path is not None and path.exists():
+            copy = f"{run.env_id.replace('/', '-')}__{run.variant}__{run.seed}__{name}"
+            shutil.copy(path, out / f"{copy}.png")
+            shown.append(f"![{copy}]({copy}.png)\n")
+    return "\n".join(shown)
 
 
 def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
@@ -640,6 +684,12 @@ def main(args: Args) -> None:
             prefix = f"{name}__{env_id.replace('/', '-')}"
             parts.append(save(curves(env_id, table, runs), out, f"{prefix}__curves"))
             parts.append(save(distributions(env_id, table, runs), out, f"{prefix}__costs"))
+            for variant in table.variants:
+                of_variant = runs_of(runs, env_id, made_as(env_id, variant))
+                figures = judged(env_id, variant, of_variant)
+                for figure, kind in zip(figures, ("calibration", "tail"), strict=True):
+                    parts.append(save(figure, out, f"{prefix}__{variant}__{kind}"))
+                parts += [pictures(run, out) for run in of_variant[:1]]
     if not reported:
         raise SystemExit(
             f"error: {root} has no finished run to report on; run benchmark.py first, or name "

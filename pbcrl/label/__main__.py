@@ -18,9 +18,9 @@ from pbcrl.label.store import LabelStore, checked_name, hold_folder
 from pbcrl.label.terminal import ask_at_terminal, printable
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") -> None:
     """Serve the page, ask at the terminal, export, or tell how far people agree."""
-    parser = argparse.ArgumentParser(prog="python -m pbcrl.label", description=__doc__)
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("folder", type=Path, help="of a FolderOracle, or of --label-folder")
     parser.add_argument("--annotator", help="who answers; the page asks, if it is not given")
     parser.add_argument("--terminal", action="store_true", help="ask here, without a browser")

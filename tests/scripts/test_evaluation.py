@@ -1,5 +1,6 @@
 """What a run says of its policy and of its learned cost: numbers, and their meaning in words."""
 
+import gc
 import json
 import math
 import warnings
@@ -11,8 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pbcrl import CostModel, Trajectory, metrics
 from pbcrl_envs.toy import PointHazardsEnv
+from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 
 from .paper import SCRIPTS, load
+from .runs import cut_off, small_ppo_lag
 
 evaluation, run_module, verdicts = (load(f"common.{n}") for n in ("evaluation", "run", "verdict"))
 
@@ -374,3 +377,80 @@ def test_what_a_run_has_warned_of_is_still_in_its_summary_after_a_resume(tmp_pat
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == [
         "the sky falls"
     ]
+
+
+# -- What a run shows ------------------------------------------------------------------------------
+
+
+def test_tensorboard_has_groups_a_limit_line_and_the_hyperparameters(scripts, tmp_path, capsys):
+    args = small_ppo_lag(scripts, tmp_path, print_interval=2, capture_video=1)
+    folder = scripts.ppo_lag.train(args)
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    tags = board.Tags()
+    assert {"policy/return", "policy/true_cost", "update/kl", "seconds/seconds_rollout"} <= set(
+        tags["scalars"]
+    )
+    assert [event.value for event in board.Scalars("policy/cost_limit")] == [5.0] * 3
+    assert tags["images"] == ["films/seed-1000000"]
+    assert board.Images("films/seed-1000000")[0].encoded_image_string.startswith(b"GIF89a")
+    (text,) = board.Tensors("hyperparameters/text_summary")
+    assert b"| learning_rate | 0.0003 |" in text.tensor_proto.string_val[0]
+
+    printed = capsys.readouterr().out.splitlines()
+    (head,) = [i for i, line in enumerate(printed) if line.split()[:2] == ["env", "steps"]]
+    assert printed[head].split()[2:] == ["return", "true", "cost", "λ", "kl", "min", "left"]
+    assert printed[head + 1].split()[0] == "800"  # of three iterations, the second
+
+
+def test_a_run_that_is_resumed_may_show_more(scripts, tmp_path, monkeypatch, capsys):
+    cut_off(
+        scripts.ppo_lag,
+        small_ppo_lag(scripts, tmp_path, checkpoint_interval=1),
+        after=2,
+        monkeypatch=monkeypatch,
+    )
+    gc.collect()
+    capsys.readouterr()
+    scripts.ppo_lag.train(scripts.ppo_lag.Args(resume=str(tmp_path / "run"), print_interval=1))
+    assert "min left" in capsys.readouterr().out
+
+
+def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_path, monkeypatch):
+    monkeypatch.setattr("common.args.find_spec", lambda _: None)
+    with pytest.raises(ValueError, match="--track logs to Weights & Biases, but wandb is not"):
+        scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, track=True))
+    assert not any(tmp_path.iterdir())
+
+
+# -- Pictures --------------------------------------------------------------------------------------
+
+
+def test_the_map_of_a_cost_that_is_the_true_one_lies_on_the_hazards():
+    plots = pytest.importorskip("common.plots", reason="the pictures need Matplotlib")
+
+    class InsideAHazard:
+        """Learned perfectly: 1 where the toy costs 1."""
+
+        def step_cost(self, obs, _):
+            distances = np.linalg.norm(obs[:, None, :2] - HAZARDS, axis=-1)
+            return (distances < HAZARD_RADIUS).any(axis=1).astype(np.float32)
+
+    true, learned, half = plots.cost_over_plane(TOY, InsideAHazard(), seed=0, views=2)
+    np.testing.assert_array_equal(true, learned)
+    assert half == 1.0
+    area = 4 * math.pi * HAZARD_RADIUS**2 / 4  # of the discs, as a share of the square
+    assert true.mean() == pytest.approx(area, rel=0.1)
+    assert plots.cost_over_plane("CartPole-v1", InsideAHazard(), seed=0) is None
+
+
+def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    arguments = scripts.evaluate.Args(str(folder), episodes=12, plots=True, torch_threads=1)
+    with pytest.raises(ValueError, match=r"--plots draws a learned cost, but .* has none"):
+        scripts.evaluate.evaluate(arguments)
+    cost_model.save(folder / "cost_model.safetensors", env_id=TOY)
+    scripts.evaluate.evaluate(arguments)
+    drawn = {path.name for path in (folder / "plots").iterdir()}
+    assert {"steps.png", "plane.png", "calibration.png"} <= drawn
+    assert f"drawn {folder / 'plots' / 'plane.png'}" in capsys.readouterr().out

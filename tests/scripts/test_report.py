@@ -229,7 +229,8 @@ def test_every_figure_is_there_as_png_and_svg_and_in_the_report_once(report, tmp
         )
     text = made(report, tmp_path, "results", "navigation")
     shown = re.findall(r"!\[.*?\]\((.*?)\.png\)", text)
-    assert len(shown) == len(set(shown)) == 4  # curves and distributions are those of `results`
+    # Bars of both tables; curves, distributions, calibration and tails are those of `results`.
+    assert len(shown) == len(set(shown)) == 2 + 2 + 2 * 2
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"report.md", "runs.csv"} | {
         f"{n}.{s}" for n in shown for s in ("png", "svg")
@@ -402,7 +403,6 @@ def test_runs_that_no_table_of_the_paper_has_are_in_a_table_of_their_own(report,
 @pytest.mark.parametrize(
     ("content", "warning"),
     [
-        ('{"script": "sac", "env_id": "A-v0", "seed": 0}', "is a run of 'sac', which is no method"),
         ("", "args.json cannot be read"),
         ('{"script": "ppo_lag"}', "no JSON object with script, env_id, seed"),
     ],
@@ -423,3 +423,20 @@ def test_a_folder_without_finished_runs_and_an_unknown_table_are_refused(report,
         made(report, tmp_path)
     with pytest.raises(SystemExit, match=r"--tables must be of results, .*got 'tabel'"):
         made(report, tmp_path, "tabel")
+
+
+def test_a_run_of_your_own_script_is_reported_with_its_pictures(report, tmp_path):
+    folder = tmp_path / "runs" / "a run of mine"
+    write_run(tmp_path / "runs", TOY, "ppo_lag", 0, learned_limit=0.0)
+    (tmp_path / "runs" / f"{TOY}__ppo_lag__0").rename(folder)
+    (folder / "args.json").write_text(json.dumps({"script": "mine", "env_id": TOY, "seed": 3}))
+    (folder / "plots").mkdir()
+    figure = plt.figure()
+    figure.savefig(folder / "plots" / "plane.png")
+    text = made(report, tmp_path)
+    assert cells(text, f"{TOY}, d = 5", "return", "mean ± sd") == ["1.00"]
+    assert "| task | | | mine |" in text
+    assert f"({TOY}__mine__3__plane.png)" in text
+    assert (tmp_path / "out" / f"{TOY}__mine__3__plane.png").exists()
+    alone = report.load(folder)  # the folder of one run, in the place of that of all
+    assert [(run.variant, run.seed) for run in alone] == [("mine", 3)]

@@ -688,7 +688,9 @@ def frames_of(film):
     to_pixels = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     ffmpeg = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(film), *to_pixels]
     pixels = subprocess.run(ffmpeg, stdin=subprocess.DEVNULL, capture_output=True, check=True)
-    return np.frombuffer(pixels.stdout, dtype=np.uint8).reshape(-1, 240 + 26, 240, 3)
+    return np.frombuffer(pixels.stdout, dtype=np.uint8).reshape(
+        -1, 240 + 2 * 26, 240, 3
+    )  # two lines
 
 
 def test_a_run_and_its_evaluation_film_what_was_asked_for(scripts, tmp_path, capsys):

@@ -1,0 +1,213 @@
+"""Pictures of a learned cost: along an episode, over the plane, calibration and tail.
+
+`evaluate.py --plots` writes them into the run's folder, `report.py` draws the last two of all runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from common.envs import flat_dims, make_envs
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pbcrl import LearnedCost, Trajectory
+
+TRUE, LEARNED, LIMIT = "tab:red", "tab:blue", "black"
+_GRID = 61
+_WIDTHS = {"PointHazards-v0": 1.0, "SafetyPoint": 1.9}
+"""Half the width of the plane, by the beginning of an id."""
+
+
+def step_costs(episode: Trajectory, cost_model: LearnedCost, title: str = "") -> Figure:
+    """Learned and true cost of every step of an episode, one above the other."""
+    learned = cost_model.step_cost(episode.obs, episode.actions)
+    figure, axes = plt.subplots(2, 1, figsize=(7, 3.6), sharex=True, layout="constrained")
+    for axis, costs, name, color in (
+        (axes[0], episode.costs, "true cost", TRUE),
+        (axes[1], learned, "learned cost", LEARNED),
+    ):
+        if costs is None:
+            axis.text(0.5, 0.5, "not known", ha="center", transform=axis.transAxes)
+        else:
+            axis.plot(costs, color=color, linewidth=1)
+            axis.set_title(f"sum {float(np.sum(costs)):.3g}", fontsize="small", loc="right")
+        axis.set_ylabel(name)
+        axis.grid(alpha=0.25)
+    axes[0].set_title(title, fontsize="medium", loc="left")
+    axes[1].set_xlabel("step")
+    return figure
+
+
+def calibration(
+    true: np.ndarray, learned: np.ndarray, limit: float, learned_limit: float, title: str = ""
+) -> Figure:
+    """Share of unsafe episodes against the probability that the cost model gives for it.
+
+    The safety loss takes P(unsafe) = σ(learned cost - learned limit) of an episode. Bins hold equal
+    numbers of episodes; on the dashed line the probability is right.
+
+    Args:
+        true: True costs, (E,).
+        learned: Learned costs, (E,).
+        limit: Highest true cost that is safe.
+        learned_limit: Highest learned cost that is judged safe.
+        title: Above the picture.
+    """
+    probability = 1 / (1 + np.exp(-np.clip(learned - learned_limit, -50, 50)))
+    unsafe = (true > limit).astype(np.float64)
+    bins = [part for part in np.array_split(np.argsort(probability), 10) if len(part)]
+    said, seen = (np.array([x[part].mean() for part in bins]) for x in (probability, unsafe))
+    # Laplace's rule keeps the interval of a bin with no unsafe episode above 0.
+    numbers = np.array([len(part) for part in bins])
+    smooth = (seen * numbers + 1) / (numbers + 2)
+    figure, axis = plt.subplots(figsize=(4.2, 3.8), layout="constrained")
+    axis.plot([0, 1], [0, 1], "--", color=LIMIT, linewidth=1)
+    axis.errorbar(
+        said, seen, 1.96 * np.sqrt(smooth * (1 - smooth) / numbers), fmt="o", color=LEARNED
+    )
+    axis.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+    axis.set_xlabel("P(unsafe) by the learned cost")
+    axis.set_ylabel(f"share of episodes with C > {limit:g}")
+    axis.set_title(f"{title}, {len(true)} episodes".lstrip(", "), fontsize="small")
+    axis.grid(alpha=0.25)
+    return figure
+
+
+def tail(
+    true: np.ndarray, learned: np.ndarray, limit: float, learned_limit: float, title: str = ""
+) -> Figure | None:
+    """Share of episodes that cost more than c, of true and of learned costs.
+
+    Learned costs are moved and scaled so that the learned limit lies on the true one and their
+    standard deviations agree, as for the scaled W2. None if either has no spread.
+    """
+    if true.std() == 0 or learned.std() == 0:
+        return None
+    scaled = limit + true.std() / learned.std() * (learned - learned_limit)
+    figure, axis = plt.subplots(figsize=(5.4, 3.8), layout="constrained")
+    for costs, name, color in ((true, "true", TRUE), (scaled, "learned, scaled", LEARNED)):
+        above = 1 - np.arange(len(costs)) / len(costs)
+        axis.step(np.sort(costs), above, where="post", color=color, label=name)
+    axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1, label=f"limit {limit:g}")
+    axis.set_yscale("log")
+    axis.set_xlabel("episode cost c")
+    axis.set_ylabel("share of episodes with C >= c")
+    axis.set_title(f"{title}, {len(true)} episodes".lstrip(", "), fontsize="small")
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.25)
+    return figure
+
+
+def cost_over_plane(
+    env_id: str, cost_model: LearnedCost, *, seed: int, views: int = 8
+) -> tuple[np.ndarray, np.ndarray, float] | None:
+    """Score an agent that stands still at every place of one layout.
+
+    Args:
+        env_id: The toy or a task of the point robot.
+        cost_model: What scores it.
+        seed: Of the layout.
+        views: Over how many headings (of the robot) or goals (of the toy) is averaged.
+
+    Returns:
+        True and learned cost per step, (G, G) each with rows along y, and half the width of the
+        plane; None for other envs.
+    """
+    plain_id = env_id.rpartition(":")[-1]
+    half = next((w for name, w in _WIDTHS.items() if plain_id.startswith(name)), None)
+    if half is None:
+        return None
+    axis = np.linspace(-half, half, _GRID)
+    places = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+    envs = make_envs(env_id, len(places))
+    batch: Any = envs.unwrapped
+    still = np.zeros((len(places), flat_dims(envs)[1]), np.float32)
+    true, learned = np.zeros(len(places)), np.zeros(len(places))
+    for view in range(views):
+        is_toy = plain_id in _WIDTHS
+        envs.reset(seed=seed + view * len(places) if is_toy else seed)
+        state = {key: np.repeat(rows[:1], len(places), axis=0) for key, rows in first(batch)}
+        if is_toy:
+            state["position"] = places
+        else:
+            state["qpos"][:, :2] = places
+            state["qpos"][:, 2] = 2 * np.pi * view / views
+            state["qvel"][:] = 0
+        batch.load_state_dict(state)
+        obs, *_, infos = envs.step(still)
+        true += infos["cost"] / views
+        learned += cost_model.step_cost(obs, still) / views
+    envs.close()
+    return true.reshape(_GRID, _GRID), learned.reshape(_GRID, _GRID), half
+
+
+def first(batch: Any) -> list[tuple[str, np.ndarray]]:
+    """The state of a batch by name, as arrays."""
+    return [(key, np.asarray(rows)) for key, rows in batch.state_dict().items()]
+
+
+def draw_plane(axis: Axes, costs: np.ndarray, true: np.ndarray, half: float, title: str) -> None:
+    """Draw costs over the plane; a line encloses where it really costs."""
+    picture = axis.imshow(
+        costs,
+        origin="lower",
+        extent=(-half, half, -half, half),
+        cmap="viridis",
+        interpolation="bilinear",
+    )
+    places = np.linspace(-half, half, len(true))
+    if 0 < (true > 0.5).mean() < 1:
+        axis.contour(places, places, true, levels=[0.5], colors="white", linewidths=1.2)
+    axis.set_title(title, fontsize="medium")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    plt.colorbar(picture, ax=axis, shrink=0.8)
+
+
+def plane(env_id: str, cost_model: LearnedCost, *, seed: int) -> Figure | None:
+    """True and learned cost over the plane of a layout, side by side; None for other envs."""
+    found = cost_over_plane(env_id, cost_model, seed=seed)
+    if found is None:
+        return None
+    true, learned, half = found
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    draw_plane(axes[0], true, true, half, "true cost per step")
+    draw_plane(axes[1], learned, true, half, "learned cost per step")
+    return figure
+
+
+def draw_paths(
+    axis: Axes, episodes: Sequence[Trajectory], true: np.ndarray, half: float, title: str
+) -> None:
+    """Draw the paths of the toy's point; red where it costs."""
+    places = np.linspace(-half, half, len(true))
+    axis.contourf(places, places, true, levels=[0.5, 2], colors=["tab:red"], alpha=0.25)
+    for episode in episodes:
+        xy = episode.obs[:, :2]
+        axis.plot(*xy.T, color="tab:gray", linewidth=0.7, alpha=0.8)
+        if episode.costs is not None:  # a step costs where it ends
+            ends = np.concatenate([xy[1:], xy[-1:]])[episode.costs > 0]
+            axis.plot(*ends.T, ".", color="tab:red", markersize=3)
+    axis.set(xlim=(-half, half), ylim=(-half, half), aspect="equal")
+    axis.set_title(title, fontsize="medium")
+    axis.set_xticks([])
+    axis.set_yticks([])
+
+
+def save(figure: Figure | None, path: Path) -> Path | None:
+    """Write a figure, and forget it; None stays None."""
+    if figure is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    return path

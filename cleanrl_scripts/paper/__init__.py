@@ -1,0 +1,1 @@
+"""The paper's experiments: presets, a runner that resumes, and a report."""

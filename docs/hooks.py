@@ -1,0 +1,77 @@
+"""What mkdocs calls: a page of flags from the scripts' dataclasses, and formulas in docstrings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = {
+    "pbcrl train ppo_lag_pbcrl": "ppo_lag_pbcrl.py",
+    "pbcrl train ppo_lag": "ppo_lag.py",
+    "pbcrl train ppo_lag_rlsf": "ppo_lag_rlsf.py",
+    "pbcrl evaluate": "evaluate.py",
+    "pbcrl report": "paper/report.py",
+    "pbcrl benchmark": "paper/benchmark.py",
+    "pbcrl demo": "demo.py",
+}
+
+INTRO = """# Flags of the scripts
+
+Made from the `Args` of each script. A Boolean flag is given as `--flag` or `--no-flag`. A task of
+this package brings settings of its own, which `--env-id TASK --help` shows. `pbcrl label --help`
+lists the flags of the labelling page.
+"""
+
+
+def flags(script: str) -> list[tuple[str, str, str, str]]:
+    """Return flag, type, default and meaning of each argument, as the source has them."""
+    tree = ast.parse((ROOT / "cleanrl_scripts" / script).read_text(encoding="utf-8"))
+    (args,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Args")
+    found = []
+    for field, doc in zip(args.body, args.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
+            name = ast.unparse(field.target)
+            kind = ast.unparse(field.annotation)
+            positional = "Positional" in kind
+            kind = kind.removeprefix("Annotated[").partition(",")[0] if positional else kind
+            default = "" if field.value is None else ast.unparse(field.value)
+            flag = name.upper() if positional else f"--{name.replace('_', '-')}"
+            meaning = " ".join(ast.literal_eval(doc.value).split())
+            found.append((flag, kind, default, meaning))
+    return found
+
+
+def flags_page() -> str:
+    """Return the page, in Markdown."""
+    parts = [INTRO]
+    for command, script in SCRIPTS.items():
+        parts.append(f"## {command}\n")
+        for flag, kind, default, meaning in flags(script):
+            shown = f", default `{default}`" if default else ""
+            parts.append(f"- **`{flag}`** (`{kind}`{shown}): {meaning}")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the page of flags."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "flags.md", content=flags_page()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
+    """Blocks that the tests leave out say why in a comment, which no reader needs."""
+    return "\n".join(line for line in markdown.splitlines() if not line.startswith("<!-- not run"))
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
+    """Docstrings hold formulas in Unicode, after `.. math::`: they get a block of their own."""
+    formula = re.compile(r"<p>\.\. math::\s*(.*?)</p>", re.DOTALL)
+    return formula.sub(
+        lambda found: f'<p class="formula">{found[1].replace(chr(92) * 2, "<br>")}</p>', html
+    )
