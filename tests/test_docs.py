@@ -17,7 +17,14 @@ from .every_space import ACTION_SPACES, OBS_SPACES
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
-SHOW_VECTOR_ENVS = ["adapters.md", "your-env.md", "driving.md", "robotics.md", "safety-gymnasium.md", "scripts.md"]
+SHOW_VECTOR_ENVS = [
+    "adapters.md",
+    "your-env.md",
+    "driving.md",
+    "robotics.md",
+    "safety-gymnasium.md",
+    "scripts.md",
+]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 import tyro
+from common.datasets import minari_folder
 from common.defaults import defaults_of
 from gymnasium.error import DependencyNotInstalled
 
-from common.datasets import minari_folder
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.storage import write_atomically
 

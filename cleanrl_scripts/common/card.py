@@ -9,6 +9,7 @@ from typing import Any
 
 from common.args import read_args
 from common.verdict import cost_model_verdicts
+
 from pbcrl import LearnedCost
 from pbcrl.storage import write_atomically
 

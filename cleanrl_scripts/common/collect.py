@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
-
 from common.args import INTERRUPTED, SHOWN, is_finished
 from common.datasets import Split, open_dataset
 from common.envs import flat_dims, horizon_of
 from common.replays import Replays, Starts
 from common.run import Run, open_child
+from gymnasium.vector import VectorEnv
+
 from pbcrl import Label, ReplayOracle, TrajectoryWriter
 from pbcrl.errors import MismatchError, PbcrlError, StorageError
 from pbcrl.label_log import read_labels

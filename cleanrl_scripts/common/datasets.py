@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common.envs import flat_dims, horizon_of
 from gymnasium.vector import VectorEnv
 
-from common.envs import flat_dims, horizon_of
 from pbcrl import Trajectory, TrajectoryDataset
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, StorageError
 
