@@ -262,7 +262,9 @@ def test_arguments_out_of_range_are_refused_before_a_folder_is_made(
 
 def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dataset):
     missing = small_pbcrl(scripts, tmp_path / "runs", tmp_path / "none")
-    with pytest.raises(ValueError, match=r"--dataset names a folder of episodes, .* but .*/none does"):
+    with pytest.raises(
+        ValueError, match=r"--dataset names a folder of episodes, .* but .*/none does"
+    ):
         scripts.ppo_lag_pbcrl.train(missing)
     with pytest.raises(ValueError, match="did you mean"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path / "runs", env_id="Nowhere-v0"))
