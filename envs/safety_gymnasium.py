@@ -19,8 +19,17 @@ class SafetyEnv(gym.Wrapper[Any, Any, Any, Any]):
     """An env whose step returns (obs, reward, cost, terminated, truncated, info)."""
 
     def step(self, action: Any) -> Step:  # type: ignore[override]
-        """Take a step; the cost is that of `info["cost"]`, per step, >= 0."""
+        """Take a step; the cost is that of `info["cost"]`, per step, >= 0.
+
+        Raises:
+            KeyError: If the env reports none.
+        """
         obs, reward, terminated, truncated, info = self.env.step(action)
+        if "cost" not in info:
+            raise KeyError(
+                f"a step has a cost, but the info of {self.env} has the keys {sorted(info)}; make "
+                "one of pbcrl_envs.TASKS"
+            )
         return obs, reward, info["cost"], terminated, truncated, info
 
 

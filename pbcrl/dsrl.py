@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pbcrl.errors import StorageError
-from pbcrl.storage import corrupt, write_atomically
+from pbcrl.storage import corrupt, described_by, write_atomically
 from pbcrl.trajectory import Trajectory, require_outcomes
 
 try:
@@ -75,7 +75,8 @@ def from_dsrl(path: str | os.PathLike[str]) -> list[Trajectory]:
 
     Raises:
         StorageError: If it cannot be read.
-        CorruptFileError: If it is no HDF5 file, lacks an array, or they differ in length.
+        CorruptFileError: If it is no HDF5 file, lacks an array, or the arrays make no trajectories.
+        NonFiniteError: If a number is NaN or infinite.
     """
     path = Path(path)
     if not path.is_file():
@@ -88,21 +89,22 @@ def from_dsrl(path: str | os.PathLike[str]) -> list[Trajectory]:
             arrays = {name: file[name][()] for name in (*_KEYS, "costs") if name in file}
     except OSError as error:
         raise corrupt(path, f"it is no HDF5 file ({error})") from error
-    if len({len(rows) for rows in arrays.values()}) != 1:
-        raise corrupt(path, f"its arrays have {[len(a) for a in arrays.values()]} rows")
+    if len({rows.shape[:1] for rows in arrays.values()}) != 1:
+        raise corrupt(path, f"its arrays have the shapes {[a.shape for a in arrays.values()]}")
     terminal = arrays["terminals"].astype(bool)
     ends = np.flatnonzero(terminal | arrays["timeouts"].astype(bool)) + 1
     steps = len(terminal)
     bounds = [0, *ends.tolist(), *([] if steps in ends else [steps])]
-    return [
-        Trajectory(
-            arrays["observations"][start:end],
-            arrays["actions"][start:end],
-            arrays["costs"][start:end] if "costs" in arrays else None,
-            arrays["rewards"][start:end],
-            bool(terminal[end - 1]),
-            arrays["next_observations"][end - 1],
-        )
-        for start, end in pairwise(bounds)
-        if end > start
-    ]
+    with described_by(path):
+        return [
+            Trajectory(
+                arrays["observations"][start:end],
+                arrays["actions"][start:end],
+                arrays["costs"][start:end] if "costs" in arrays else None,
+                arrays["rewards"][start:end],
+                bool(terminal[end - 1]),
+                arrays["next_observations"][end - 1],
+            )
+            for start, end in pairwise(bounds)
+            if end > start
+        ]

@@ -97,7 +97,9 @@ def from_minari(dataset: Any) -> list[Trajectory]:
         whose first is then the reset's.
 
     Raises:
-        ValueError: If a space has no fixed length, or some episodes have costs and others none.
+        ValueError: If a space has no fixed length, an episode does not fit its space, costs are
+            not one number per step, or some episodes have costs and others none.
+        NonFiniteError: If a number is NaN or infinite.
     """
     if isinstance(dataset, str):
         dataset = minari.load_dataset(dataset)
@@ -110,7 +112,14 @@ def from_minari(dataset: Any) -> list[Trajectory]:
         infos = episode.infos or {}
         costs: NDArray[Any] | None = None
         if "cost" in infos:
-            costs = np.asarray(infos["cost"]).reshape(len(infos["cost"]), -1)[-steps:, 0]
+            costs = np.asarray(infos["cost"])
+            if costs.size != len(costs) or len(costs) not in (steps, steps + 1):
+                raise ValueError(
+                    "infos['cost'] of an episode must be one number per step, or one more, whose "
+                    f"first is the reset's, but one of {dataset.id} has {steps} steps and costs of "
+                    f"shape {costs.shape}; sum or split them to the steps"
+                )
+            costs = costs.ravel()[-steps:]
         found.append(
             Trajectory(
                 obs[:-1],

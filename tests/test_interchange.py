@@ -109,6 +109,27 @@ def test_a_minari_dataset_made_by_somebody_else_opens():
     assert (found.rewards.tolist(), found.terminated) == ([1, 2, 3], True)
 
 
+def test_a_minari_dataset_with_costs_of_another_shape_is_refused():
+    from minari.data_collector import EpisodeBuffer
+
+    spaces = {"observation_space": Box(-9, 9, (1,)), "action_space": Box(-1, 1, (1,))}
+    for number, shape in enumerate([(3, 2), (2,)]):
+        buffer = EpisodeBuffer(
+            id=0,
+            observations=np.zeros((4, 1), np.float32),
+            actions=np.zeros((3, 1), np.float32),
+            rewards=[1.0, 2.0, 3.0],
+            terminations=[False] * 3,
+            truncations=[False, False, True],
+            infos={"cost": np.ones(shape)},
+        )
+        dataset = minari.create_dataset_from_buffers(
+            f"theirs/costs-v{number}", [buffer], **spaces, data_format="hdf5", requirements=[]
+        )
+        with pytest.raises(ValueError, match=r"must be one number per step, .* has 3 steps and"):
+            from_minari(dataset)
+
+
 def test_what_lacks_rewards_cannot_be_exported(tmp_path):
     bare = [Trajectory(one.obs, one.actions, one.costs) for one in episodes()]
     box = Box(-9, 9, (3,))
@@ -136,4 +157,10 @@ def test_what_is_no_dsrl_file_is_refused_by_name(tmp_path):
     with h5py.File(path, "w") as file:
         file["observations"] = np.zeros((2, 1))
     with pytest.raises(CorruptFileError, match="it lacks next_observations, actions, rewards"):
+        from_dsrl(path)
+    to_dsrl(episodes(), path)
+    with h5py.File(path, "r+") as file:
+        del file["rewards"]
+        file["rewards"] = np.zeros((14, 1))
+    with pytest.raises(CorruptFileError, match=r"rewards of a trajectory must have shape \(T,\)"):
         from_dsrl(path)

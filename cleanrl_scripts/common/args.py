@@ -135,7 +135,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         raise StorageError(
             f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
         )
-    made_by = stored.pop("made_by", None)
+    stored.pop("made_by", None)
     stored.setdefault("extend_to", None)  # of a run from before there was one
     if extend_to is not None:
         _check_extension(folder, stored["total_timesteps"], extend_to)
@@ -160,10 +160,6 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         )
     if extend_to is not None:
         stored |= _extended(stored, extend_to)
-        text = json.dumps({"script": script, **stored, "made_by": made_by}, indent=2)
-        # In this order: at every moment it is a finished run, or one that was cut off.
-        (folder / "summary.json").rename(folder / "summary_before.json")
-        write_atomically(folder / "args.json", f"{text}\n".encode())
     place = {"resume": str(folder), "runs_dir": str(folder.parent), "run_name": folder.name}
     again: ArgsT = dataclasses.replace(args, **(stored | place))  # type: ignore[type-var]
     return again
@@ -190,6 +186,26 @@ def _extended(stored: Mapping[str, Any], extend_to: int) -> dict[str, Any]:
         changed["online_queries"] = stored["online_queries"] * extend_to // total
         changed["collect_timesteps"] = stored["collect_timesteps"] or total
     return changed
+
+
+def note_extension(folder: Path, changed: Mapping[str, Any]) -> None:
+    """Turn a finished run into one that was cut off, with other arguments.
+
+    Done once its checkpoint has been read, and not before: what cannot be extended stays finished.
+
+    Args:
+        folder: The run's.
+        changed: The arguments of `_extended`.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    if not is_finished(folder):
+        return  # noted already: the extension was cut off
+    text = json.dumps({**read_args(folder), **changed}, indent=2)
+    # In this order: at every moment it is a finished run, or one that was cut off.
+    (folder / "summary.json").rename(folder / "summary_before.json")
+    write_atomically(folder / "args.json", f"{text}\n".encode())
 
 
 def read_args(folder: Path) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from common.args import SHOWN
+from common.args import SHOWN, note_extension
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError
+from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.storage import load_tensors, save_tensors
 
 _NEWEST, _BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
@@ -71,12 +71,19 @@ class Checkpoint:
         Raises:
             CorruptFileError: If there are checkpoints, and none is whole and finite.
             MismatchError: If it was written with other arguments, or has other parts.
+            StorageError: If there is none, and a finished run is to be extended.
         """
         state = self._newest_state()
+        is_extended = self._args.get("extend_to") is not None
+        if state is None and is_extended:
+            raise StorageError(
+                f"a run is extended from its last checkpoint, but {self._folder} has no {_NEWEST}; "
+                "restore it from a copy, or start a new run"
+            )
         if state is None:
             return False
         now = _unpack(_pack(self._args, "args", {}), {})
-        kept = set(now) if now.get("extend_to") is None else set(now) - _OF_LENGTH
+        kept = set(now) - _OF_LENGTH if is_extended else set(now)
         if differing := sorted(name for name in kept if state["args"].get(name) != now[name]):
             raise MismatchError(
                 f"a run goes on with the arguments that it began with, but {', '.join(differing)} "
@@ -91,6 +98,9 @@ class Checkpoint:
             )
         for name, part in self._parts.items():
             _load_into(part, state["parts"][name])
+        if is_extended:
+            changed = {name: self._args[name] for name in _OF_LENGTH & set(self._args)}
+            note_extension(self._folder, changed)
         return True
 
     def _newest_state(self) -> dict[str, Any] | None:

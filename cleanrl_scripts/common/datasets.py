@@ -96,7 +96,11 @@ def _foreign(
 
             from pbcrl.minari import from_minari
 
-            found = from_minari(minari.MinariDataset(folder / "data"))
+            read = minari.MinariDataset(folder / "data")
+            found, spec = from_minari(read), read.spec.env_spec
+            if spec is not None and spec.id != env_id:
+                # Said only: an env with a cost often has another id than the one without.
+                warn(f"{dataset} says that its episodes are from {spec.id}, not from {env_id}")
         else:
             from pbcrl.dsrl import from_dsrl
 

@@ -17,13 +17,19 @@ from pbcrl.storage import save_tensors
 def policy_of(agent: Any, env_id: str) -> Policy | None:
     """Return the policy of a script's agent, whose memory it shares.
 
-    None if the network was edited and has layers that a file cannot name.
+    None if the agent was edited and acts otherwise than a `Policy` does.
     """
     names = "obs_mean", "obs_var", "log_std", "low", "high"
     try:
-        return Policy(agent.mean, env_id=env_id, **{name: getattr(agent, name) for name in names})
-    except UnsupportedError:
+        policy = Policy(agent.mean, env_id=env_id, **{name: getattr(agent, name) for name in names})
+    except (AttributeError, TypeError, UnsupportedError, ValueError):
         return None
+    # Without this a file would silently leave out an edited `act` or `normalize`.
+    mean, std = (x.cpu().numpy() for x in (agent.obs_mean, agent.obs_var.sqrt()))
+    obs = mean + std * np.random.default_rng(0).normal(size=(8, len(mean))).astype(np.float32)
+    low, high = (x.cpu().numpy() for x in (agent.low, agent.high))
+    acts_alike = np.allclose(policy(obs), agent.act(obs).clip(low, high), rtol=1e-4, atol=1e-5)
+    return policy if acts_alike else None
 
 
 def save_agent(folder: Path, agent: Any, env_id: str) -> None:

@@ -113,8 +113,8 @@ class OracleGatherer:
     answers.
 
     Args:
-        oracle: Who answers; an info's "cost", if every step of a fragment has one, is the true cost
-            of the step.
+        oracle: Who answers. The true cost of a step is its info's "true_cost", as our wrappers have
+            it, else its "cost", if every step of the fragment has one.
         observation_space, action_space: Of a single env.
     """
 
@@ -164,9 +164,11 @@ def trajectory_of(
     if isinstance(observation_space, Box) and obs.dtype == np.uint8:
         obs = obs.reshape(-1, *observation_space.shape)
     infos = [] if fragment.infos is None else list(fragment.infos)
-    costs = None
-    if infos and all("cost" in info for info in infos):
-        costs = cost_array([info["cost"] for info in infos], (len(infos),))
+    # Under one of our wrappers "cost" is the learned one, which the oracle must not see.
+    wrapped = any("true_cost" in info or "trajectory" in info for info in infos)
+    name, costs = "true_cost" if wrapped else "cost", None
+    if infos and all(name in info for info in infos):
+        costs = cost_array([info[name] for info in infos], (len(infos),))
     return Trajectory(obs, acts, costs)
 
 

@@ -92,13 +92,12 @@ class PreferenceCostVecEnv(VecEnvWrapper):
                 `terminal_observation` in its info.
         """
         obs, rewards, terminated, truncated, arrays = self._costs.step(self._actions)
-        infos = [
-            {**info, **{key: arrays[key][i] for key in _REPORTED if key in arrays}}
-            for i, info in enumerate(self._inner.infos)
-        ]
-        for info in infos:
-            if info.get("trajectory", info) is None:
-                del info["trajectory"]
+        infos = []
+        for i, info in enumerate(self._inner.infos):
+            reported = {key: arrays[key][i] for key in _REPORTED if key in arrays}
+            if reported.get("trajectory", info) is None:  # another env's episode ended
+                del reported["trajectory"]
+            infos.append({**info, **reported})
         penalised = rewards - self.multiplier.value * arrays["cost"]
         return obs, penalised.astype(np.float32), terminated | truncated, infos
 

@@ -1,5 +1,7 @@
 """`imitation` under a learned cost, against the library itself: `make test-imitation`."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -90,6 +92,17 @@ def test_a_fragment_is_a_trajectory_without_its_last_observation():
     np.testing.assert_array_equal(found.obs, fragment.obs[:-1])
     np.testing.assert_array_equal(found.actions, fragment.acts)
     np.testing.assert_array_equal(found.costs, [info["cost"] for info in fragment.infos])
+
+
+def test_the_oracle_never_sees_a_learned_cost():
+    (fragment,) = fragments(1)
+    true_costs = [info["cost"] for info in fragment.infos]
+    infos = [{"cost": -1.0, "true_cost": cost} for cost in true_costs]
+    found = trajectory_of(replace(fragment, infos=np.array(infos)), **SPACES)
+    np.testing.assert_array_equal(found.costs, true_costs)
+    costless = [{"cost": -1.0}] * 99 + [{"cost": -1.0, "trajectory": found}]
+    found = trajectory_of(replace(fragment, infos=np.array(costless)), **SPACES)
+    assert found.costs is None
 
 
 def test_an_oracle_without_an_answer_is_refused(tmp_path):

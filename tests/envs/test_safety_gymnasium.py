@@ -42,3 +42,10 @@ def test_a_program_for_safety_gymnasium_sums_the_same_costs_after_one_changed_im
 def test_an_unknown_task_is_named():
     with pytest.raises(gym.error.NameNotFound, match="SafetyPointGaol1"):
         safety_gymnasium.make("SafetyPointGaol1-v0")
+
+
+def test_an_env_without_a_cost_is_named():
+    env = safety_gymnasium.make("CartPole-v1")
+    env.reset(seed=0)
+    with pytest.raises(KeyError, match=r"a step has a cost, but .*CartPole-v1.* has the keys \[\]"):
+        env.step(0)

@@ -253,6 +253,21 @@ def learning(*, task, max_steps):
     }
 
 
+def keep_episodes(env, played):
+    """Return a wrapped env whose finished episodes are put into `played`, too."""
+    import gymnasium
+
+    import pbcrl
+
+    class Keep(gymnasium.Wrapper):
+        def step(self, action):
+            *others, info = self.env.step(action)
+            played.extend(pbcrl.finished_trajectories(info))
+            return *others, info
+
+    return Keep(env)
+
+
 def omnisafe(*, task, max_steps, epochs):
     """OmniSafe's PPOLag under a learned cost, by its own log and by the episodes it played."""
     import csv
@@ -273,15 +288,9 @@ def omnisafe(*, task, max_steps, epochs):
     torch.manual_seed(0)
     played = []
 
-    class Keep(gymnasium.Wrapper):
-        def step(self, action):
-            *others, info = self.env.step(action)
-            played.extend(pbcrl.finished_trajectories(info))
-            return *others, info
-
     def make_env():
         bare = upstream.make(env_id(task), max_episode_steps=max_steps)
-        return Keep(pbcrl.PreferenceCostWrapper(bare, cost_model))
+        return keep_episodes(pbcrl.PreferenceCostWrapper(bare, cost_model), played)
 
     bare = upstream.make(env_id(task), max_episode_steps=max_steps)
     cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
@@ -350,15 +359,9 @@ def fsrl(*, max_steps, epochs):
     torch.manual_seed(0)
     played = []
 
-    class Keep(gymnasium.Wrapper):
-        def step(self, action):
-            *others, info = self.env.step(action)
-            played.extend(pbcrl.finished_trajectories(info))
-            return *others, info
-
     def make_env():
         bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)  # has no cost
-        return Keep(pbcrl.PreferenceCostWrapper(bare, cost_model))
+        return keep_episodes(pbcrl.PreferenceCostWrapper(bare, cost_model), played)
 
     bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)
     cost_model = pbcrl.CostModel.for_env(bare, output="softplus")

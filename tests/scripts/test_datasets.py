@@ -82,6 +82,19 @@ def test_a_minari_dataset_is_split_like_ours_by_its_id_and_by_its_folder(
                     np.testing.assert_array_equal(getattr(one, array), getattr(other, array))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_a_minari_dataset_that_names_another_env_is_told(tmp_path, monkeypatch, episodes):
+    pytest.importorskip("minari", reason="needs the extra `minari`")
+    from pbcrl.minari import to_minari
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    env = gym.make(TOY)
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    to_minari(episodes, "toy/other-v0", **spaces, env="Pendulum-v1")
+    _, said = opened("toy/other-v0")
+    assert said == [f"toy/other-v0 says that its episodes are from Pendulum-v1, not from {TOY}"]
+
+
 def test_episodes_that_were_cut_off_are_left_out_and_terminated_ones_kept(tmp_path, episodes):
     fallen = [replace(cut(one, 30), terminated=True) for one in episodes[:5]]
     begun = [cut(one, 40) for one in episodes[5:7]]

@@ -17,7 +17,7 @@ from .conftest import load
 from .runs import rows, small_pbcrl, small_ppo_lag, summary
 
 load("ppo_lag")
-from common.policies import SafePolicy  # noqa: E402
+from common.policies import SafePolicy, policy_of, save_agent  # noqa: E402
 
 
 def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(scripts, tmp_path):
@@ -69,6 +69,21 @@ def test_the_safe_policy_is_the_one_of_the_highest_return_in_rounds_that_labels_
     assert min(row["unsafe_rate"] for row in rows(folder)) > 0
     assert summary(folder)["safe_policy_iteration"] is None
     assert not (folder / SAFE_POLICY_FILE).exists()
+
+
+def test_an_edited_agent_that_a_file_cannot_describe_leaves_none(scripts, tmp_path):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    trained = json.loads((folder / "args.json").read_text())
+    agent, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
+    assert policy_of(agent, "Walk") is not None
+    act = agent.act
+    agent.act = lambda obs: np.tanh(act(obs) + 1)
+    assert policy_of(agent, "Walk") is None
+    agent.act, agent.mean = act, nn.Bilinear(4, 4, 2)  # no Sequential
+    assert policy_of(agent, "Walk") is None
+    save_agent(tmp_path, agent, "Walk")
+    assert (tmp_path / "agent.safetensors").exists()
+    assert not (tmp_path / POLICY_FILE).exists()
 
 
 def constant(action):

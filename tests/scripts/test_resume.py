@@ -353,6 +353,17 @@ def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, to
     assert json.loads((extended / "args.json").read_text())["extend_to"] == 1600
 
 
+def test_a_run_that_cannot_be_extended_stays_finished(scripts, tmp_path):
+    module = scripts.ppo_lag
+    folder = module.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    for path in folder.glob("checkpoint*"):
+        path.unlink()
+    before = {name: (folder / name).read_bytes() for name in ("args.json", "summary.json")}
+    with pytest.raises(StorageError, match=r"extended from its last checkpoint, but .* has no"):
+        module.train(module.Args(resume=str(folder), extend_to=800))
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
 def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     module = scripts.ppo_lag
     args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
