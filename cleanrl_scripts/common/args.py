@@ -137,9 +137,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
         )
     stored.pop("made_by", None)
     stored.setdefault("extend_to", None)  # of a run from before there was one
-    if extend_to is not None:
-        _check_extension(folder, stored["total_timesteps"], extend_to)
-    elif is_finished(folder):
+    if extend_to is None and is_finished(folder):
         raise ValueError(
             f"--resume takes a run that was cut off, but {folder} is finished; extend it by "
             "--extend-to, or start another"
@@ -158,23 +156,27 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
             f"a resumed run keeps its arguments, but {', '.join(sorted(clashing))} differ from "
             f"those in {folder}; leave them out, or start a new run"
         )
+    total = stored["total_timesteps"]
     if extend_to is not None:
         stored |= _extended(stored, extend_to)
     place = {"resume": str(folder), "runs_dir": str(folder.parent), "run_name": folder.name}
     again: ArgsT = dataclasses.replace(args, **(stored | place))  # type: ignore[type-var]
+    if extend_to is not None:
+        _check_extension(folder, again, before=total)
     return again
 
 
-def _check_extension(folder: Path, total: int, extend_to: int) -> None:
+def _check_extension(folder: Path, args: Any, *, before: int) -> None:
     if not is_finished(folder):
         raise ValueError(
             f"--extend-to goes on with a finished run, but {folder} was cut off; finish it by "
             "--resume alone first"
         )
-    if extend_to <= total:
+    done = -(-before // args.batch_size) * args.batch_size  # whole iterations
+    if args.extend_to <= done:
         raise ValueError(
-            f"--extend-to counts all env steps of the run, and {folder} has {total:,} already, got "
-            f"{extend_to:,}; give more"
+            f"--extend-to counts all env steps of the run, and {folder} has {done:,} already, got "
+            f"{args.extend_to:,}; give more"
         )
 
 

@@ -366,7 +366,7 @@ def test_a_run_that_cannot_be_extended_stays_finished(scripts, tmp_path):
 
 def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     module = scripts.ppo_lag
-    args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
+    args = small_ppo_lag(scripts, tmp_path, total_timesteps=300)  # an iteration has 400
     folder = module.train(args)
     with pytest.raises(ValueError, match=r"was cut off, but .* is finished; extend it by --extend"):
         resume(module, folder)
