@@ -157,7 +157,7 @@ def pbcrl_command(*words, cwd=ROOT):
 def test_the_command_lists_its_commands_and_the_version():
     shown = pbcrl_command("--help").stdout
     assert all(f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "report"))
-    assert "ppo_lag, ppo_lag_pbcrl, ppo_lag_rlsf" in shown
+    assert "ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf" in shown
     import pbcrl
 
     assert pbcrl_command("--version").stdout == f"pbcrl {pbcrl.__version__}\n"
@@ -167,7 +167,10 @@ def test_the_command_lists_its_commands_and_the_version():
     ("words", "said"),
     [
         (["fly"], "a command is demo, train, label, evaluate, report, benchmark, got 'fly'"),
-        (["train"], "pbcrl train runs ppo_lag, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got "),
+        (
+            ["train"],
+            "pbcrl train runs ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got ",
+        ),
         (["train", "ppo"], "or a .py file, got 'ppo'; pbcrl train ppo_lag_pbcrl --help"),
         (["train", "nosuch.py"], "or a .py file, got 'nosuch.py'"),
         (["label", "nosuch"], "there is no folder nosuch; name that of a FolderOracle"),

@@ -124,7 +124,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
             reverse, or other arguments are given along with `--resume`.
     """
     given = dataclasses.asdict(args)  # type: ignore[call-overload]
-    extend_to = given.pop("extend_to")
+    extend_to = given.pop("extend_to", None)  # not every script has it
     if given["resume"] is None:
         if extend_to is not None:
             raise ValueError("--extend-to goes on with a finished run; name it by --resume")
@@ -136,13 +136,14 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
             f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
         )
     stored.pop("made_by", None)
-    stored.setdefault("extend_to", None)  # of a run from before there was one
     if extend_to is None and is_finished(folder):
         raise ValueError(
             f"--resume takes a run that was cut off, but {folder} is finished; extend it by "
             "--extend-to, or start another"
         )
     defaults = dataclasses.asdict(type(args)())  # type: ignore[call-overload]
+    if "extend_to" in defaults:
+        stored.setdefault("extend_to", None)  # of a run from before there was one
     stored = {name: tuple(v) if isinstance(v, list) else v for name, v in stored.items()}
     stored |= {name: given[name] for name in SHOWN if name in given}
     if unknown := sorted(set(stored) ^ set(defaults)):
@@ -156,7 +157,7 @@ def resumed(args: ArgsT, *, script: str) -> ArgsT:
             f"a resumed run keeps its arguments, but {', '.join(sorted(clashing))} differ from "
             f"those in {folder}; leave them out, or start a new run"
         )
-    total = stored["total_timesteps"]
+    total = stored.get("total_timesteps", 0)
     if extend_to is not None:
         stored |= _extended(stored, extend_to)
     place = {"resume": str(folder), "runs_dir": str(folder.parent), "run_name": folder.name}

@@ -97,6 +97,7 @@ def test_a_finished_run_says_what_its_policy_costs_and_how_sure_that_is(
     with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
         for _ in run.iterations(Progress()):
             run.log(100, {"return": 1.0})
+        (run.folder / "agent.safetensors").write_bytes(b"a policy")  # there is one to play again
         found = evaluation.evaluate(
             run, Driver(), args, 5.0, np.ones((10, 2)), judge, toy_episodes[:30]
         )
