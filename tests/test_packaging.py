@@ -169,7 +169,7 @@ def test_the_command_lists_its_commands_and_the_version():
         (["fly"], "a command is demo, train, label, evaluate, report, benchmark, got 'fly'"),
         (
             ["train"],
-            "pbcrl train runs ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got ",
+            "runs ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got ",
         ),
         (["train", "ppo"], "or a .py file, got 'ppo'; pbcrl train ppo_lag_pbcrl --help"),
         (["train", "nosuch.py"], "or a .py file, got 'nosuch.py'"),
@@ -183,6 +183,7 @@ def test_a_command_that_does_not_exist_is_refused_by_name(words, said):
     assert "Traceback" not in run.stderr
 
 
+@needs_1_1
 def test_a_copy_of_a_script_anywhere_is_trained_by_the_command(tmp_path):
     pytest.importorskip("tyro", reason="the flags need tyro")
     shutil.copy(ROOT / "cleanrl_scripts" / "ppo_lag.py", tmp_path / "mine.py")

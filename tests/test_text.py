@@ -58,13 +58,16 @@ def test_both_orders_of_a_pair_occur_and_say_the_same(tmp_path):
     assert len({in_file_order(pair) for pair in pairs}) == 1
 
 
+NO_PYARROW = "parquet files need pyarrow, and that NumPy 2"
+
+
 def test_the_same_seed_gives_the_same_order(tmp_path):
     path = write(tmp_path / "a.jsonl", *[SAFE_RLHF] * 20)
     assert read(path, seed=3) == read(path, seed=3)
 
 
 def test_jsonl_gz_and_parquet_hold_the_same_pairs(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="parquet files need pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet", reason=NO_PYARROW, exc_type=ImportError)
     import pyarrow
 
     rows = [SAFE_RLHF, {**SAFE_RLHF, "is_response_1_safe": None, "prompt": "Wie? 锁 🔒\u2028 ok"}]
@@ -178,10 +181,12 @@ def test_damage_is_named_with_its_line(tmp_path):
 
 
 def test_damaged_parquet_is_named(tmp_path):
-    pytest.importorskip("pyarrow", reason="parquet files need pyarrow")
+    pytest.importorskip("pyarrow.parquet", reason=NO_PYARROW, exc_type=ImportError)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     with pytest.raises(CorruptFileError, match=r"a\.parquet makes no sense"):
         read(tmp_path / "a.parquet")
+    with pytest.raises(StorageError, match="must exist"):
+        read(tmp_path / "none.parquet")
 
 
 def test_files_without_rows_missing_ones_and_other_endings_are_refused(tmp_path):
@@ -190,8 +195,6 @@ def test_files_without_rows_missing_ones_and_other_endings_are_refused(tmp_path)
         read(tmp_path / "a.jsonl")
     with pytest.raises(StorageError, match="must exist"):
         read(tmp_path / "none.jsonl")
-    with pytest.raises(StorageError, match="must exist"):
-        read(tmp_path / "none.parquet")
     with pytest.raises(ValueError, match=r"\.jsonl, \.jsonl\.gz and \.parquet"):
         read(tmp_path / "a.csv")
     with pytest.raises(ValueError, match="conflicts must be"):

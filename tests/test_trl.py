@@ -9,8 +9,9 @@ from .language import byte_tokenizer, cost_head, tiny_config, transformers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what TRL and its dependencies say of each other
-    trl = pytest.importorskip("trl", reason="the recipes for TRL need trl")
-    datasets = pytest.importorskip("datasets", reason="the recipes for TRL need datasets")
+    reason = "the recipes for TRL need trl and datasets, and they NumPy 2"
+    trl = pytest.importorskip("trl", reason=reason, exc_type=ImportError)
+    datasets = pytest.importorskip("datasets", reason=reason, exc_type=ImportError)
     from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from pbcrl import LagrangeMultiplier
