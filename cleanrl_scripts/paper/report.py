@@ -2,11 +2,16 @@
 
     python cleanrl_scripts/paper/report.py --runs-dir runs/benchmark --out runs/report
 
+`--earlier FOLDER` counts the runs of an earlier report as well, from its two CSV files, so that run
+folders need not be kept: `--runs-dir none --earlier docs/results` writes the tables of the results
+in the documentation again.
+
 A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`; a script of
 your own is a method by its name. Runs that no table of the paper has are reported at the end. A
 missing or damaged file is named in a warning and left out.
 
-Writes `report.md`, `runs.csv` with one row per run, and every figure as PNG and SVG. Tables show
+Writes `report.md`, `runs.csv` with one row per run, `curves.csv` with some hundred points of each,
+and every figure as PNG and SVG. Tables show
 the mean and the standard deviation over seeds, the interquartile mean with its 95 % bootstrap
 interval (Agarwal et al., 2021), and the paper's number.
 """
@@ -83,6 +88,14 @@ d; all others are logits, held to 0. ± is the standard deviation over seeds, IQ
 mean with its 95 % interval over bootstrapped seeds. – is missing or undefined.
 """
 
+CELL = "env_id", "variant", "seed"
+MADE_BY = "commit", "hardware", "command"
+STAGES = "collect", "label", "pretrain", "train", "evaluate"
+"""Keys of `stage_seconds`, in the order of a run."""
+CURVE = "env_steps", "episodes", "return", "true_cost", "learned_cost", "wall_seconds"
+CURVE_POINTS = 120
+"""At most, in `curves.csv`."""
+
 EPISODES_IN_A_ROW = 200
 """Training episodes by which a policy is held against the paper's."""
 
@@ -102,6 +115,9 @@ class Args:
     """folder of the runs, by benchmark.py or by hand; or of one run"""
     out: str = "runs/report"
     """folder for the report"""
+    earlier: str | None = None
+    """folder of an earlier report, whose runs count where runs_dir has none of the same task,
+    variant and seed; default: none"""
     tables: tuple[str, ...] = ()
     """presets to report on; default: all that have a finished run"""
     bootstrap: int = 2_000
@@ -123,7 +139,7 @@ class Run:
     """Of metrics.jsonl."""
     test_costs: np.ndarray | None
     """True and learned costs of the test episodes, (n, 2)."""
-    made_by: Mapping[str, str | None] = field(default_factory=dict)
+    made_by: Mapping[str, Any] = field(default_factory=dict)
     """Of args.json: command, commit and hardware."""
     folder: Path | None = None
 
@@ -249,10 +265,64 @@ def load(folder: Path) -> list[Run]:
         costs = read_costs(path.with_name("test_costs.csv"))
         made_by = read_made_by(path.parent)
         run = Run(*found, summary | at_half(rows), rows, costs, made_by, path.parent)
+        target = paper_oracle(run.env_id)
+        if target is not None and rows:
+            seconds = seconds_until(run, target)
+            run.summary["oracle_seconds"] = math.inf if seconds is None else seconds
         if run.limit is not None and summary["true_cost"] is not None:
             run.summary["bias"] = abs(summary["true_cost"] - run.limit)
         runs.append(run)
     return runs
+
+
+def load_report(folder: Path) -> list[Run]:
+    """Read the runs of an earlier report; of several rows of one task, variant and seed, the last.
+
+    They have the numbers of their summaries and, if `curves.csv` is there, thinned curves, but no
+    test episodes.
+    """
+    points: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    if (folder / "curves.csv").exists():
+        for row in read_csv(folder / "curves.csv", "env_id", "variant", "seed", "env_steps"):
+            key = tuple(row.pop(name) for name in CELL)
+            points.setdefault(key, []).append({k: number(v) for k, v in row.items()})
+    runs = {}
+    for row in read_csv(folder / "runs.csv", "env_id", "variant", "seed", "wall_seconds"):
+        key = tuple(row[name] for name in CELL)
+        if row["variant"] not in VARIANTS:
+            VARIANTS[row["variant"]] = Variant(row["variant"], row["variant"])
+        made_by = {name: row.pop(name, "") or None for name in MADE_BY}
+        summary: dict[str, Any] = {k: number(v) for k, v in row.items() if k not in CELL}
+        stages = {stage: summary.pop(f"{stage}_seconds", None) for stage in STAGES}
+        summary["stage_seconds"] = {k: v for k, v in stages.items() if v is not None}
+        env_id, variant, seed = key
+        runs[key] = Run(env_id, variant, int(seed), summary, points.get(key, []), None, made_by)
+    return list(runs.values())
+
+
+def read_csv(path: Path, *keys: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file that must have these columns."""
+    try:
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise SystemExit(f"error: --earlier must hold the files of a report: {error}") from None
+    for line, row in enumerate(rows, start=2):
+        whole = None not in row and all(row.get(key) for key in keys)
+        if not whole or not row["seed"].isdecimal():
+            raise SystemExit(
+                f"error: {path}, line {line}, must have {', '.join(keys)} and no cell too many; "
+                "mend the line, or take the file from version control"
+            )
+    return rows
+
+
+def number(cell: str) -> float | str | None:
+    """A cell of a CSV file: a number, a text, or None if it is empty."""
+    try:
+        return (int(cell) if cell.isdecimal() else float(cell)) if cell else None
+    except ValueError:
+        return cell
 
 
 def at_half(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -329,13 +399,16 @@ def markdown(name: str, table: Table, runs: Sequence[Run], args: Args) -> str:
             cells = [values_of(of_variant, metric) for of_variant in chosen]
             if not any(len(values) for values in cells):
                 continue
+            # The paper has none of the methods that are ours alone: those on the right.
+            papers = [cell or "–" for cell in table.paper.get((env_id, metric), ())]
+            papers += ["–"] * (len(cells) - len(papers))
             kinds = [
                 ("mean ± sd", [mean_and_std(values) for values in cells]),
                 ("IQM [95 %]", [interquartile(values[:, None], args) for values in cells]),
-                ("paper", [cell or "–" for cell in table.paper.get((env_id, metric), ())]),
+                ("paper", papers),
             ]
             for kind, row in kinds:
-                if row:
+                if kind == "mean ± sd" or set(row) - {"–"}:
                     lines.append(f"| {task} | {METRICS[metric]} | {kind} | {' | '.join(row)} |")
                     task = ""
     lines += over_tasks(table, runs, args)
@@ -396,12 +469,13 @@ def seconds_until(run: Run, target: tuple[float, float]) -> float | None:
 
 def minutes_until_oracle(runs: Sequence[Run]) -> str:
     """A cell: mean minutes of the runs that reached the paper's oracle, and how many did."""
-    target = paper_oracle(runs[0].env_id)
-    if target is None:
+    known = [run.summary["oracle_seconds"] for run in runs if "oracle_seconds" in run.summary]
+    known = [seconds for seconds in known if seconds is not None]
+    if not known:
         return "–"
-    reached = [s for run in runs if (s := seconds_until(run, target)) is not None]
+    reached = [seconds for seconds in known if math.isfinite(seconds)]
     minutes = f"{np.mean(reached) / 60:.1f}" if reached else "–"
-    return f"{minutes} ({len(reached)} of {len(runs)})"
+    return f"{minutes} ({len(reached)} of {len(known)})"
 
 
 def wall_time(runs: Sequence[Run]) -> str:
@@ -437,12 +511,29 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
         stages = run.summary.get("stage_seconds", {})
         row = {"env_id": run.env_id, "variant": run.variant, "seed": run.seed}
         row |= {"true_limit": run.limit, **run.summary}
-        row |= {key: run.made_by.get(key) for key in ("commit", "hardware", "command")}
+        row |= {key: run.made_by.get(key) for key in MADE_BY}
         row.pop("stage_seconds", None)
         rows.append(row | {f"{stage}_seconds": seconds for stage, seconds in stages.items()})
     keys = list(dict.fromkeys(key for row in rows for key in row))
+    write_rows(path, keys, rows)
+
+
+def write_curves(path: Path, runs: Sequence[Run]) -> None:
+    """Up to 120 points of the curves of every run, evenly over its iterations, the last included.
+
+    A point is an iteration, not a mean over several.
+    """
+    rows = []
+    for run in runs:
+        chosen = np.linspace(0, len(run.rows) - 1, min(CURVE_POINTS, len(run.rows))).round()
+        who = {"env_id": run.env_id, "variant": run.variant, "seed": run.seed}
+        rows += [who | {key: run.rows[i].get(key) for key in CURVE} for i in chosen.astype(int)]
+    write_rows(path, [*CELL, *CURVE], rows)
+
+
+def write_rows(path: Path, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, keys)
+        writer = csv.DictWriter(file, keys, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
@@ -655,6 +746,14 @@ def table_of_others(runs: Sequence[Run]) -> Table:
 def main(args: Args) -> None:
     root, out = Path(args.runs_dir), Path(args.out)
     runs_in = {name: load(root / name) for name in ("", "smoke")}
+    if args.earlier is not None:
+        present = {(run.env_id, run.variant, run.seed) for run in runs_in[""]}
+        runs_in[""] += [
+            run
+            for run in load_report(Path(args.earlier))
+            if (run.env_id, run.variant, run.seed) not in present
+        ]
+        runs_in[""].sort(key=lambda run: (run.env_id, run.variant, run.seed))
     wanted = {
         name: {(t, made_as(t, v)) for t in table.tasks for v in table.variants}
         for name, table in TABLES.items()
@@ -697,6 +796,7 @@ def main(args: Args) -> None:
         )
     parts.append(wall_time(reported))
     write_csv(out / "runs.csv", reported)
+    write_curves(out / "curves.csv", reported)
     (out / "report.md").write_text("\n".join(part for part in parts if part))
     print(f"{len(reported)} runs reported in {out / 'report.md'} and {out / 'runs.csv'}")
 

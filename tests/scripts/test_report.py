@@ -49,10 +49,12 @@ def row(steps, **values):
     return {"env_steps": steps, "episodes": 1, "return": None, "true_cost": None} | values
 
 
-def made(report, tmp_path, *tables):
-    folders = str(tmp_path / "runs"), str(tmp_path / "out")
-    report.main(report.Args(*folders, tuple(tables), bootstrap=50))
-    return (tmp_path / "out" / "report.md").read_text()
+def made(report, tmp_path, *tables, runs="runs", out="out", earlier=None):
+    folders = {"runs_dir": str(tmp_path / runs), "out": str(tmp_path / out)}
+    if earlier is not None:
+        folders["earlier"] = str(tmp_path / earlier)
+    report.main(report.Args(**folders, tables=tuple(tables), bootstrap=50))
+    return (tmp_path / out / "report.md").read_text()
 
 
 def csv_rows(tmp_path):
@@ -90,6 +92,8 @@ def test_a_table_has_the_mean_and_the_sample_deviation_over_seeds_beside_the_pap
         "18.50 ± 2.03",
         "8.20 ± 2.21",
         "26.97 ± 2.62",
+        "–",
+        "–",
     ]
     assert "| task | | | PPO-Lag (oracle) | PbCRL | RLSF | PPO-BT |" in text
     assert "Seeds: 0, 1, 2." in text
@@ -232,7 +236,7 @@ def test_every_figure_is_there_as_png_and_svg_and_in_the_report_once(report, tmp
     # Bars of both tables; curves, distributions, calibration and tails are those of `results`.
     assert len(shown) == len(set(shown)) == 2 + 2 + 2 * 2
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"report.md", "runs.csv"} | {
+    assert written == {"report.md", "runs.csv", "curves.csv"} | {
         f"{n}.{s}" for n in shown for s in ("png", "svg")
     }
     for name in shown:
@@ -278,6 +282,62 @@ def test_the_time_until_the_papers_oracle_is_that_of_200_good_episodes_in_a_row(
     text = made(report, tmp_path, "results", "toy")
     assert f"| {GOAL} | PPO-Lag (oracle) | 1.00 | 1.00 | 2.0 (1 of 3) |" in text
     assert f"| {TOY} | PPO-Lag (oracle) | 1.00 | 1.00 | – |" in text
+
+
+def test_a_report_can_be_made_again_from_its_two_csv_files_alone(report, tmp_path):
+    for variant in ("ppo_lag", "pbcrl"):
+        for seed in range(3):
+            rows = [
+                row(10_000 * i, **{"return": 8.0 * i + seed}, true_cost=20.0 - i, wall_seconds=i)
+                | {"episodes": 100, "learned_cost": -1.0}
+                for i in range(1, 5)
+            ]
+            summary = {"learned_cost": -1.0, "learned_limit": 0.0, "accuracy": 0.8 + seed / 100}
+            summary |= {"stage_seconds": {"train": 120.0, "evaluate": 30.0}, "wall_seconds": 160.0}
+            write_run(tmp_path / "runs", GOAL, variant, seed, rows=rows, **summary)
+    text = made(report, tmp_path, "results", "navigation")
+    again = made(report, tmp_path, "results", "navigation", runs="none", earlier="out", out="again")
+    assert again == text
+    for name in ("runs.csv", "curves.csv", f"results__{GOAL}__curves.png"):
+        copy, first = tmp_path / "again" / name, tmp_path / "out" / name
+        assert copy.read_bytes() == first.read_bytes(), name
+
+
+def test_a_run_counts_more_than_its_row_in_an_earlier_report(report, tmp_path):
+    for seed, cost in enumerate((10.0, 20.0)):
+        write_run(tmp_path / "runs", TOY, "ppo_lag", seed, true_cost=cost)
+    made(report, tmp_path, "toy")
+    write_run(tmp_path / "more", TOY, "ppo_lag", 1, true_cost=40.0)
+    text = made(report, tmp_path, "toy", runs="more", earlier="out", out="both")
+    assert cells(text, f"{TOY}, d = 5", "cost", "mean ± sd")[0] == "25.0 ± 21.2"
+
+
+def test_curves_are_thinned_to_120_points_with_the_first_and_the_last(report, tmp_path):
+    rows = [row(steps, **{"return": 1.0}) for steps in range(1, 1001)]
+    write_run(tmp_path / "runs", TOY, "ppo_lag", 0, rows=rows)
+    made(report, tmp_path, "toy")
+    with (tmp_path / "out" / "curves.csv").open() as file:
+        steps = [int(point["env_steps"]) for point in csv.DictReader(file)]
+    assert len(steps) == 120
+    assert (steps[0], steps[-1]) == (1, 1000)
+    assert set(np.diff(steps)) == {8, 9}  # 999 / 119 = 8.4
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--earlier must hold the files of a report: .*runs.csv"),
+        ("env_id,variant,seed\nx,ppo_lag,0\n", "line 2, must have .*wall_seconds"),
+        ("env_id,variant,seed,wall_seconds\nx,ppo_lag,first,1\n", "line 2, must have"),
+        ("env_id,variant,seed,wall_seconds\nx,ppo_lag,0,1,2\n", "line 2, .*no cell too many"),
+    ],
+)
+def test_a_damaged_earlier_report_is_refused(report, tmp_path, content, message):
+    (tmp_path / "old").mkdir()
+    if content is not None:
+        (tmp_path / "old" / "runs.csv").write_text(content)
+    with pytest.raises(SystemExit, match=message):
+        made(report, tmp_path, "toy", earlier="old")
 
 
 def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
