@@ -2,8 +2,9 @@
 
 By default a small transformer from scratch on a task with a known cost (`pbcrl_envs.tokens`), in a
 minute or so; `--model DIR --data FILE` aligns a real one to labelled responses (`pbcrl.text`). Two
-critics; reward and cost come with the last token, a KL penalty with every one, in both streams, so
-that its weight in A = (A_R - λ A_C) / (1 + λ) does not depend on λ, as in Safe RLHF.
+critics; reward and cost come with the last token, a KL penalty with every one, in both streams, and
+A = (A_R - λ A_C) / (1 + λ), all as in Safe RLHF. Unlike there, A_R and A_C are divided by their
+standard deviations, since the unit of a learned cost is arbitrary.
 """
 
 from __future__ import annotations
@@ -144,6 +145,11 @@ class Args:
     def env_id(self) -> str:
         return f"tokens-{self.task}" if self.model is None else Path(self.model).resolve().name
 
+    def labelled_by(self, iteration: int) -> int:
+        """How many of the fresh pairs are labelled by then, as many in each round."""
+        rounds = self.num_iterations // self.finetune_interval
+        return self.online_queries * (iteration // self.finetune_interval) // max(rounds, 1)
+
 
 def check_method(args: Args) -> None:
     """Refuse combinations that mean nothing, before anything is made."""
@@ -157,6 +163,29 @@ def check_method(args: Args) -> None:
         )
     if args.constraint == "rate" and args.online_queries == 0:
         raise ValueError("--constraint rate is moved by labels; give --online-queries")
+    if (args.model is None and args.reward_model) or (args.cost == "true" and args.cost_model):
+        raise ValueError(
+            "--reward-model is for --model, since a token task has its reward, and --cost-model is "
+            "not for --cost true; leave it out"
+        )
+    if args.batch_size < 2:
+        raise ValueError(
+            "--batch-size must be at least 2, since advantages are divided by their standard "
+            f"deviation, got {args.batch_size}"
+        )
+    unfitted = args.cost == "learned" and (args.cost_model is None or args.online_queries > 0)
+    if args.model is None and unfitted and args.offline_queries == 0:
+        raise ValueError(
+            "a cost is fitted to labels from before training, got --offline-queries 0; give some, "
+            "or a --cost-model without --online-queries"
+        )
+    most = args.num_iterations // args.finetune_interval * (args.batch_size // 2)
+    if args.online_queries > most:
+        raise ValueError(
+            "--online-queries are pairs of the --batch-size responses of every "
+            f"--finetune-interval-th of --num-iterations rollouts, {most} at most, got "
+            f"{args.online_queries}; lower it, or raise --batch-size"
+        )
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -215,6 +244,8 @@ def respond(
     options = {"padding": True, "truncation": True, "max_length": args.max_length}
     encoded = tokenizer(list(prompts), return_tensors="pt", **options)
     tokens, attended = encoded["input_ids"], encoded["attention_mask"]
+    if not attended.any(1).all():
+        raise ValueError("a prompt must have a token, got an empty one; add words to --template")
     ended = torch.zeros(len(prompts), dtype=torch.bool)
     cache, is_written = None, []
     new, position = tokens, (attended.cumsum(1) - 1).clamp(min=0)
@@ -431,18 +462,18 @@ def train(args: Args) -> Path:
             if world.oracle is not None and args.constraint == "accept":
                 rejected = float(not world.oracle.accepts(new.episodes))
             newest: list[TextPair] = []
-            if args.online_queries and iteration % args.finetune_interval == 0:
-                most = -(-args.online_queries * args.finetune_interval // args.num_iterations)
-                newest = world.label(new.prompts, new.texts, new.episodes, rng, most)
+            if count := args.labelled_by(iteration) - args.labelled_by(iteration - 1):
+                newest = world.label(new.prompts, new.texts, new.episodes, rng, count)
             if newest:
                 labels = [(one.label.first_safe, one.label.second_safe) for one in newest]
                 unsafe_rate = tuning["violation_rate"] = 1 - float(np.mean(labels))
             if unsafe_rate is not None and cost_model is not None:
                 firsts, seconds = ([getattr(p, k) for p in newest] for k in ("first", "second"))
                 costs = cost_model(2 * [pair.prompt for pair in newest], firsts + seconds)
-                tuning["violation_gap"] = float((costs > 0).mean()) - unsafe_rate
+                called_unsafe = float((costs > 0).mean())
+                tuning["violation_gap"] = called_unsafe - unsafe_rate
                 zone = DeadZone(progress.dead_zone, lr=args.dead_zone_lr)
-                progress.dead_zone = zone.update(float((costs > 0).mean()), unsafe_rate)  # Eq. 11
+                progress.dead_zone = zone.update(called_unsafe, unsafe_rate)  # Eq. 11
                 old = rng.choice(len(world.pairs), len(newest))
                 mixed = [*newest, *(world.pairs[i] for i in old)]
                 options = {"epochs": args.finetune_epochs, "dead_zone": progress.dead_zone, **pbci}
