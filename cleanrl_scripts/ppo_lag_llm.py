@@ -82,14 +82,15 @@ class Args:
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "pid"
     """how λ follows the mean cost, see pbcrl/lagrange.py"""
     multiplier_lr: float | None = None
-    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.006 of
-    a true cost, 0.01 of a learned one, whose scale is smaller, 0.015 of labels"""
+    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.01 of a
+    learned cost, 0.015 of a true one and of labels"""
     multiplier_initial: float = 2.0
     """λ at the start"""
     multiplier_cap: float = 10.0
     """highest λ"""
-    multiplier_proportional: float = 40.0
-    """proportional part of pid, in updates"""
+    multiplier_proportional: float | None = None
+    """proportional part of pid, in updates. Default: 16 of a true cost, whose scale is larger,
+    else 40"""
 
     # -- Method --------------------------------------------------------------------------------
     cost: Literal["learned", "true"] = "learned"
@@ -388,14 +389,15 @@ def train(args: Args) -> Path:
     agent = Agent(args, world.tokenizer)
     reference = copy.deepcopy(agent.policy).requires_grad_(False)  # the policy of the beginning
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    by_cost = 0.006 if args.cost == "true" else 0.01
-    lr = args.multiplier_lr or (by_cost if args.constraint == "learned" else 0.015)
-    gains = {"proportional": args.multiplier_proportional}
+    gains = {"learned": (0.01, 40.0), "true": (0.015, 16.0), "labels": (0.015, 40.0)}
+    lr, proportional = gains[args.cost if args.constraint == "learned" else "labels"]
+    if args.multiplier_proportional is not None:
+        proportional = args.multiplier_proportional
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=lr,
+        lr=args.multiplier_lr or lr,
         initial=args.multiplier_initial,
         cap=args.multiplier_cap,
-        **(gains if args.multiplier_rule == "pid" else {}),
+        **({"proportional": proportional} if args.multiplier_rule == "pid" else {}),
     )
     cost_model = reward_model = None
     if args.cost == "learned":

@@ -60,11 +60,11 @@ def write_model(folder: Path, layers: int) -> int:
 
 
 def write_rows(path: Path, count: int) -> None:
-    """Write pairs of responses of 12 words to prompts of 4, with random labels."""
+    """Write pairs of responses of 5 words to prompts of 3, with random labels."""
     rng = np.random.default_rng(0)
     with path.open("w") as file:
         for _ in range(count):
-            prompt, first, second = (" ".join(rng.choice(WORDS, n)) for n in (4, 12, 12))
+            prompt, first, second = (" ".join(rng.choice(WORDS, n)) for n in (3, 5, 5))
             safer = int(rng.random() < 0.5)
             row = {
                 "prompt": prompt,
@@ -92,14 +92,14 @@ def main(args: Args) -> None:
         "--num-iterations": 2,
         "--batch-size": args.batch_size,
         "--minibatch-size": 4,
-        "--chunk-size": 8,
+        "--chunk-size": 16,
         "--update-epochs": 1,
         "--max-new-tokens": 16,
         "--max-length": 64,
         "--learning-rate": 1e-5,
         "--cost-lr": 2e-5,
         "--cost-epochs": args.cost_epochs,
-        "--cost-batch-size": 16,
+        "--cost-batch-size": 64,
         "--eval-episodes": args.batch_size,
         "--runs-dir": folder,
         "--run-name": name,
