@@ -122,6 +122,8 @@ class Args:
     """AdamW's step size for reward and cost models; 2e-5 is usual for large ones"""
     cost_batch_size: int = 32
     """pairs per gradient step of these"""
+    cost_pairs: int | None = None
+    """most labelled pairs, from the beginning of --data, that these are fitted to; default: all"""
     cost_epochs: int = 6
     """passes over the labelled responses before training"""
 
@@ -445,12 +447,13 @@ def train(args: Args) -> Path:
         if not (args.resume is not None and checkpoint.load()):
             if reward_model is not None and args.reward_model is None:
                 with run.phase("fit the reward model", stage="reward_model"):
-                    pairs = helpfulness(world.pairs)
+                    pairs = helpfulness(world.pairs[: args.cost_pairs])
                     reward_model.fit(pairs, rng=rng, epochs=args.cost_epochs, snr_weight=0.0)
             if cost_model is not None and args.cost_model is None:
-                with run.phase(f"fit the cost to {len(world.pairs)} pairs", stage="cost_model"):
+                pairs = world.pairs[: args.cost_pairs]
+                with run.phase(f"fit the cost to {len(pairs)} pairs", stage="cost_model"):
                     options = {"epochs": args.cost_epochs, "dead_zone": args.dead_zone, **pbci}
-                    cost_model.fit(world.pairs, rng=rng, **options)
+                    cost_model.fit(pairs, rng=rng, **options)
             checkpoint.save()  # so that nothing is fitted twice
 
         for iteration in run.iterations(progress):

@@ -157,7 +157,7 @@ class World:
             self.tokenizer = self.judge_tokenizer = load_tokenizer(args.model)
             reading = {"conflicts": args.conflicts, "template": args.template}
             self.pairs = read_pairs(args.data, rng=rng, **reading)
-            if args.reward_model is None and not helpfulness(self.pairs):
+            if args.reward_model is None and not helpfulness(self.pairs[: args.cost_pairs]):
                 raise LabelError(
                     f"a reward model is fitted to who is more helpful, but {args.data} does not "
                     "say it of any pair; give --reward-model, or rows with better_response_id"

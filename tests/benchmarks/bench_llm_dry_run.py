@@ -1,10 +1,10 @@
 """A dry run of `ppo_lag_llm.py` on a real model's size: GPT-2's, with random weights.
 
 Makes the model, a tokenizer of words and rows in the Safe-RLHF schema, then runs the script as a
-user would, in a process of its own: reward and cost model are fitted to all rows, the policy learns
-from two rollouts, and everything is saved. Prints peak memory and seconds, of the processor too,
-since others may be at work on it. What the policy writes is noise: this shows that the way is
-whole.
+user would, in a process of its own: all rows are read, reward and cost model are fitted to some of
+them, the policy learns from two rollouts, and everything is saved. Prints peak memory and seconds,
+of the processor too, since others may be at work on it. What the policy writes is noise: this shows
+that the way is whole.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ SCRIPT = Path(__file__).parents[2] / "cleanrl_scripts" / "ppo_lag_llm.py"
 class Args:
     rows: int = 1_000
     """labelled pairs in the file"""
-    cost_epochs: int = 1
-    """passes over them by the reward and the cost model"""
+    cost_pairs: int = 64
+    """those that reward and cost model are fitted to, in gradient steps of 32"""
     layers: int = 12
     """of the model, 768 wide; 12 are GPT-2"""
     batch_size: int = 8
@@ -98,8 +98,9 @@ def main(args: Args) -> None:
         "--max-length": 64,
         "--learning-rate": 1e-5,
         "--cost-lr": 2e-5,
-        "--cost-epochs": args.cost_epochs,
-        "--cost-batch-size": 64,
+        "--cost-pairs": args.cost_pairs,
+        "--cost-epochs": 1,
+        "--cost-batch-size": 32,
         "--eval-episodes": args.batch_size,
         "--runs-dir": folder,
         "--run-name": name,

@@ -196,6 +196,18 @@ def test_a_prompt_and_its_response_must_fit_into_the_model(script, make_args, mo
         script.train(make_args(model=str(model), data=str(data), max_length=2_500))
 
 
+def test_cost_pairs_are_the_first_rows_of_the_file(script, make_args, model, data, tmp_path):
+    """Fitted to five rows of twelve is fitted to a file that has no more."""
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(data.read_text().splitlines(keepends=True)[:5]))
+    options = {"model": str(model), "max_length": 64, "num_iterations": 1}
+    some = script.train(make_args("some", data=str(data), cost_pairs=5, **options))
+    alone = script.train(make_args("alone", data=str(short), **options))
+    for name in ("cost_model", "reward_model"):
+        files = [folder / name / "model.safetensors" for folder in (some, alone)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_an_empty_prompt_is_refused(script, written):
     policy, tokenizer, _, _ = written
     noise = torch.Generator().manual_seed(0)
