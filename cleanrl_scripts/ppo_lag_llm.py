@@ -2,8 +2,9 @@
 
 By default a small transformer from scratch on a task with a known cost (`pbcrl_envs.tokens`), in a
 minute or so; `--model DIR --data FILE` aligns a real one to labelled responses (`pbcrl.text`). Two
-critics; reward and cost come with the last token, a KL penalty with every one, in both streams, so
-that its weight in A = (A_R - λ A_C) / (1 + λ) does not depend on λ, as in Safe RLHF.
+critics; reward and cost come with the last token, a KL penalty with every one, in both streams, and
+A = (A_R - λ A_C) / (1 + λ), all as in Safe RLHF. Unlike there, A_R and A_C are divided by their
+standard deviations, since the unit of a learned cost is arbitrary.
 """
 
 from __future__ import annotations
@@ -81,14 +82,15 @@ class Args:
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "pid"
     """how λ follows the mean cost, see pbcrl/lagrange.py"""
     multiplier_lr: float | None = None
-    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.006 of
-    a true cost, 0.01 of a learned one, whose scale is smaller, 0.015 of labels"""
+    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.01 of a
+    learned cost, 0.015 of a true one and of labels"""
     multiplier_initial: float = 2.0
     """λ at the start"""
     multiplier_cap: float = 10.0
     """highest λ"""
-    multiplier_proportional: float = 40.0
-    """proportional part of pid, in updates"""
+    multiplier_proportional: float | None = None
+    """proportional part of pid, in updates. Default: 16 of a true cost, whose scale is larger,
+    else 40"""
 
     # -- Method --------------------------------------------------------------------------------
     cost: Literal["learned", "true"] = "learned"
@@ -120,6 +122,8 @@ class Args:
     """AdamW's step size for reward and cost models; 2e-5 is usual for large ones"""
     cost_batch_size: int = 32
     """pairs per gradient step of these"""
+    cost_pairs: int | None = None
+    """most labelled pairs, from the beginning of --data, that these are fitted to; default: all"""
     cost_epochs: int = 6
     """passes over the labelled responses before training"""
 
@@ -144,6 +148,11 @@ class Args:
     def env_id(self) -> str:
         return f"tokens-{self.task}" if self.model is None else Path(self.model).resolve().name
 
+    def labelled_by(self, iteration: int) -> int:
+        """How many of the fresh pairs are labelled by then, as many in each round."""
+        rounds = self.num_iterations // self.finetune_interval
+        return self.online_queries * (iteration // self.finetune_interval) // max(rounds, 1)
+
 
 def check_method(args: Args) -> None:
     """Refuse combinations that mean nothing, before anything is made."""
@@ -157,6 +166,29 @@ def check_method(args: Args) -> None:
         )
     if args.constraint == "rate" and args.online_queries == 0:
         raise ValueError("--constraint rate is moved by labels; give --online-queries")
+    if (args.model is None and args.reward_model) or (args.cost == "true" and args.cost_model):
+        raise ValueError(
+            "--reward-model is for --model, since a token task has its reward, and --cost-model is "
+            "not for --cost true; leave it out"
+        )
+    if args.batch_size < 2:
+        raise ValueError(
+            "--batch-size must be at least 2, since advantages are divided by their standard "
+            f"deviation, got {args.batch_size}"
+        )
+    unfitted = args.cost == "learned" and (args.cost_model is None or args.online_queries > 0)
+    if args.model is None and unfitted and args.offline_queries == 0:
+        raise ValueError(
+            "a cost is fitted to labels from before training, got --offline-queries 0; give some, "
+            "or a --cost-model without --online-queries"
+        )
+    most = args.num_iterations // args.finetune_interval * (args.batch_size // 2)
+    if args.online_queries > most:
+        raise ValueError(
+            "--online-queries are pairs of the --batch-size responses of every "
+            f"--finetune-interval-th of --num-iterations rollouts, {most} at most, got "
+            f"{args.online_queries}; lower it, or raise --batch-size"
+        )
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -215,6 +247,8 @@ def respond(
     options = {"padding": True, "truncation": True, "max_length": args.max_length}
     encoded = tokenizer(list(prompts), return_tensors="pt", **options)
     tokens, attended = encoded["input_ids"], encoded["attention_mask"]
+    if not attended.any(1).all():
+        raise ValueError("a prompt must have a token, got an empty one; add words to --template")
     ended = torch.zeros(len(prompts), dtype=torch.bool)
     cache, is_written = None, []
     new, position = tokens, (attended.cumsum(1) - 1).clamp(min=0)
@@ -357,14 +391,15 @@ def train(args: Args) -> Path:
     agent = Agent(args, world.tokenizer)
     reference = copy.deepcopy(agent.policy).requires_grad_(False)  # the policy of the beginning
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    by_cost = 0.006 if args.cost == "true" else 0.01
-    lr = args.multiplier_lr or (by_cost if args.constraint == "learned" else 0.015)
-    gains = {"proportional": args.multiplier_proportional}
+    gains = {"learned": (0.01, 40.0), "true": (0.015, 16.0), "labels": (0.015, 40.0)}
+    lr, proportional = gains[args.cost if args.constraint == "learned" else "labels"]
+    if args.multiplier_proportional is not None:
+        proportional = args.multiplier_proportional
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=lr,
+        lr=args.multiplier_lr or lr,
         initial=args.multiplier_initial,
         cap=args.multiplier_cap,
-        **(gains if args.multiplier_rule == "pid" else {}),
+        **({"proportional": proportional} if args.multiplier_rule == "pid" else {}),
     )
     cost_model = reward_model = None
     if args.cost == "learned":
@@ -412,12 +447,13 @@ def train(args: Args) -> Path:
         if not (args.resume is not None and checkpoint.load()):
             if reward_model is not None and args.reward_model is None:
                 with run.phase("fit the reward model", stage="reward_model"):
-                    pairs = helpfulness(world.pairs)
+                    pairs = helpfulness(world.pairs[: args.cost_pairs])
                     reward_model.fit(pairs, rng=rng, epochs=args.cost_epochs, snr_weight=0.0)
             if cost_model is not None and args.cost_model is None:
-                with run.phase(f"fit the cost to {len(world.pairs)} pairs", stage="cost_model"):
+                pairs = world.pairs[: args.cost_pairs]
+                with run.phase(f"fit the cost to {len(pairs)} pairs", stage="cost_model"):
                     options = {"epochs": args.cost_epochs, "dead_zone": args.dead_zone, **pbci}
-                    cost_model.fit(world.pairs, rng=rng, **options)
+                    cost_model.fit(pairs, rng=rng, **options)
             checkpoint.save()  # so that nothing is fitted twice
 
         for iteration in run.iterations(progress):
@@ -431,18 +467,18 @@ def train(args: Args) -> Path:
             if world.oracle is not None and args.constraint == "accept":
                 rejected = float(not world.oracle.accepts(new.episodes))
             newest: list[TextPair] = []
-            if args.online_queries and iteration % args.finetune_interval == 0:
-                most = -(-args.online_queries * args.finetune_interval // args.num_iterations)
-                newest = world.label(new.prompts, new.texts, new.episodes, rng, most)
+            if count := args.labelled_by(iteration) - args.labelled_by(iteration - 1):
+                newest = world.label(new.prompts, new.texts, new.episodes, rng, count)
             if newest:
                 labels = [(one.label.first_safe, one.label.second_safe) for one in newest]
                 unsafe_rate = tuning["violation_rate"] = 1 - float(np.mean(labels))
             if unsafe_rate is not None and cost_model is not None:
                 firsts, seconds = ([getattr(p, k) for p in newest] for k in ("first", "second"))
                 costs = cost_model(2 * [pair.prompt for pair in newest], firsts + seconds)
-                tuning["violation_gap"] = float((costs > 0).mean()) - unsafe_rate
+                called_unsafe = float((costs > 0).mean())
+                tuning["violation_gap"] = called_unsafe - unsafe_rate
                 zone = DeadZone(progress.dead_zone, lr=args.dead_zone_lr)
-                progress.dead_zone = zone.update(float((costs > 0).mean()), unsafe_rate)  # Eq. 11
+                progress.dead_zone = zone.update(called_unsafe, unsafe_rate)  # Eq. 11
                 old = rng.choice(len(world.pairs), len(newest))
                 mixed = [*newest, *(world.pairs[i] for i in old)]
                 options = {"epochs": args.finetune_epochs, "dead_zone": progress.dead_zone, **pbci}

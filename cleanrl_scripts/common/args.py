@@ -37,7 +37,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "cost_batch_size pretrain_epochs validate_every patience finetune_interval finetune_epochs "
         "queries segment_length label_annotators classifier_steps classifier_batch_size "
         "classifier_hidden_sizes buffer_size hash_bits max_trajectories batch_size num_iterations "
-        "max_new_tokens max_length chunk_size",
+        "max_new_tokens max_length chunk_size cost_pairs",
         lambda value: value >= 1,
     ),
     "> 0 and finite": (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -19,8 +22,9 @@ from transformers import (
 )
 
 from pbcrl import Query, SyntheticOracle, Trajectory
+from pbcrl.errors import LabelError
 from pbcrl.llm import fit_cost_head, score
-from pbcrl.text import TextPair, read_pairs
+from pbcrl.text import TextPair, helpfulness, read_pairs
 from pbcrl_envs.tokens import TokenTask
 
 
@@ -45,6 +49,45 @@ def load_model(kind: Any, folder: str | None, tokenizer: Any, device: str) -> An
         model = kind.from_pretrained(folder, dtype=torch.float32, **labels)
         model.config.pad_token_id = tokenizer.pad_token_id
     return model.to(device).eval()  # what acts is what learns
+
+
+def check_folders(args: Any) -> None:
+    """Refuse models that are not on disk, or read fewer tokens than a script's arguments say.
+
+    Raises:
+        ValueError: If one is. Asked for a name that is no folder, transformers would download it.
+    """
+    for name in ("model", "reward_model", "cost_model"):
+        folder, flag = getattr(args, name), f"--{name.replace('_', '-')}"
+        if folder is None:
+            continue
+        if not (Path(folder) / "config.json").exists():
+            raise ValueError(
+                f"{flag} is a folder that save_pretrained has written, but {folder} has no "
+                "config.json; nothing is downloaded here: save the model there first"
+            )
+        longest = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", math.inf)
+        if args.model is not None and args.max_length + args.max_new_tokens > longest:
+            raise ValueError(
+                f"a prompt and its response, --max-length + --max-new-tokens = {args.max_length} + "
+                f"{args.max_new_tokens}, must fit into the {longest} tokens that {flag} reads; "
+                "lower --max-length"
+            )
+
+
+def check_same_tokens(folder: str, tokenizer: Any) -> None:
+    """Refuse a model with other tokens than the policy's: a critic that begins as it reads those.
+
+    Raises:
+        ValueError: If a token of `tokenizer` has another number in the folder, or none.
+    """
+    found = load_tokenizer(folder).get_vocab()
+    if wrong := [word for word, i in tokenizer.get_vocab().items() if found.get(word) != i]:
+        raise ValueError(
+            "critics begin as the reward and the cost model and read the policy's tokens, but "
+            f"{folder} numbers {len(wrong)} of them differently, such as {wrong[0]!r}; give a "
+            "model with the policy's tokenizer, or leave it out to have one fitted"
+        )
 
 
 def load_tokenizer(folder: str) -> Any:
@@ -98,6 +141,7 @@ class World:
         self.oracle: SyntheticOracle | None = None
         self.pairs: list[TextPair] = []
         """Labelled before training."""
+        check_folders(args)
         rng = np.random.default_rng([args.seed, 1])  # its own: a resumed run has the same pairs
         if args.model is None:
             self.task = task = TokenTask(args.task, args.max_new_tokens)
@@ -113,6 +157,13 @@ class World:
             self.tokenizer = self.judge_tokenizer = load_tokenizer(args.model)
             reading = {"conflicts": args.conflicts, "template": args.template}
             self.pairs = read_pairs(args.data, rng=rng, **reading)
+            if args.reward_model is None and not helpfulness(self.pairs[: args.cost_pairs]):
+                raise LabelError(
+                    f"a reward model is fitted to who is more helpful, but {args.data} does not "
+                    "say it of any pair; give --reward-model, or rows with better_response_id"
+                )
+        for folder in filter(None, (args.reward_model, args.cost_model)):
+            check_same_tokens(folder, self.tokenizer)
 
     def prompts(self, count: int, rng: np.random.Generator) -> list[str]:
         """Draw prompts."""

@@ -38,10 +38,20 @@ METHODS: dict[str, dict[str, Any]] = {
 class Args:
     tasks: tuple[Literal["after", "announced"], ...] = ("after", "announced")
     """token tasks"""
+    methods: tuple[Literal["oracle", "bt", "pbcrl", "adapted", "labels"], ...] = (
+        "oracle",
+        "bt",
+        "pbcrl",
+        "adapted",
+        "labels",
+    )
+    """rows of the tables"""
     seeds: int = 5
     """how many of every method"""
     first_seed: int = 0
     """the lowest of them"""
+    eval_episodes: int = 1_000
+    """responses of the final evaluation"""
     runs_dir: str = "runs/bench_llm"
     """folder of the runs; what is finished there is not run again"""
 
@@ -54,6 +64,7 @@ def run(args: Args, task: str, method: str, seed: int) -> dict[str, Any]:
         options: dict[str, Any] = {
             "task": task,
             "seed": seed,
+            "eval_episodes": args.eval_episodes,
             "runs_dir": args.runs_dir,
             "run_name": name,
         }
@@ -79,7 +90,9 @@ def main(args: Args) -> None:
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for task in args.tasks:
-        rows = {method: [run(args, task, method, seed) for seed in seeds] for method in METHODS}
+        rows = {
+            method: [run(args, task, method, seed) for seed in seeds] for method in args.methods
+        }
         limit = TokenTask(task).cost_limit
         print(f"severity {task}, limit {limit:g}, {args.seeds} seeds, mean ± sd")
         print("| method | true cost at the learned limit | true cost | by seed | reward |")

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from pbcrl.errors import LabelError
+
 from ..language import byte_tokenizer, tiny_config, transformers
 from .conftest import load
 from .runs import cut_off, metrics, resume, rows, summary
@@ -163,6 +165,66 @@ def test_a_folder_and_a_file_train_a_real_model(script, make_args, model, data):
     assert any(not torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.parametrize(("budget", "used"), [(7, [2, 4, 7]), (1, [0, 0, 1])])
+def test_labels_are_spread_over_the_rounds_and_never_more_than_the_budget(
+    script, make_args, budget, used
+):
+    """Three rounds, in the second, fourth and sixth of seven iterations; 30 pairs before."""
+    method = {"num_iterations": 7, "finetune_interval": 2, "online_queries": budget}
+    found = [row["queries_used"] - 30 for row in rows(script.train(make_args(**method)))]
+    assert found == [0, used[0], used[0], used[1], used[1], used[2], used[2]]
+
+
+def test_a_fitted_cost_model_is_used_as_it_is(script, make_args):
+    fitted = script.train(make_args("fitted")) / "cost_model"
+    args = make_args("again", cost_model=str(fitted), offline_queries=0)
+    weights = [
+        folder / "model.safetensors" for folder in (fitted, script.train(args) / "cost_model")
+    ]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def test_critics_that_would_read_other_tokens_are_refused(script, make_args, model):
+    """The folder's tokens are bytes, the policy's are words."""
+    with pytest.raises(ValueError, match="numbers 7 of them differently"):
+        script.train(make_args(cost_model=str(model), task="announced"))
+
+
+def test_a_prompt_and_its_response_must_fit_into_the_model(script, make_args, model, data):
+    rule = r"--max-length \+ --max-new-tokens = 2500 \+ 6, must fit into the (256|2048) tokens"
+    with pytest.raises(ValueError, match=rule):
+        script.train(make_args(model=str(model), data=str(data), max_length=2_500))
+
+
+def test_cost_pairs_are_the_first_rows_of_the_file(script, make_args, model, data, tmp_path):
+    """Fitted to five rows of twelve is fitted to a file that has no more."""
+    short = tmp_path / "short.jsonl"
+    short.write_text("".join(data.read_text().splitlines(keepends=True)[:5]))
+    options = {"model": str(model), "max_length": 64, "num_iterations": 1}
+    some = script.train(make_args("some", data=str(data), cost_pairs=5, **options))
+    alone = script.train(make_args("alone", data=str(short), **options))
+    for name in ("cost_model", "reward_model"):
+        files = [folder / name / "model.safetensors" for folder in (some, alone)]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_empty_prompt_is_refused(script, written):
+    policy, tokenizer, _, _ = written
+    noise = torch.Generator().manual_seed(0)
+    for prompts in ([""], ["a", ""]):
+        with pytest.raises(ValueError, match="a prompt must have a token, got an empty one"):
+            script.respond(policy, tokenizer, prompts, script.Args(), noise)
+
+
+def test_a_file_that_does_not_say_who_is_more_helpful_fits_no_reward_model(
+    script, make_args, model, tmp_path
+):
+    path = tmp_path / "chosen.jsonl"
+    path.write_text(json.dumps({"prompt": "How?", "chosen": "No.", "rejected": "So."}) + "\n")
+    with pytest.raises(LabelError, match="does not say it of any pair; give --reward-model"):
+        script.train(make_args(model=str(model), data=str(path), max_length=64))
+
+
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(script, make_args, after, monkeypatch):
     """The multiplier, the fine-tuned cost, the oracle and the order of everything are kept."""
@@ -183,6 +245,14 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(script, make_args, af
         ({"model": "m", "data": "d", "cost": "true"}, "as in the token tasks alone"),
         ({"model": "m", "data": "d", "online_queries": 9}, "as in the token tasks alone"),
         ({"constraint": "rate"}, "--constraint rate is moved by labels; give --online-queries"),
+        ({"reward_model": "r"}, "--reward-model is for --model"),
+        ({"cost": "true", "cost_model": "c"}, "--cost-model is not for --cost true"),
+        ({"offline_queries": 0}, "got --offline-queries 0; give some"),
+        ({"cost_model": "nowhere"}, "nowhere has no config.json; nothing is downloaded here"),
+        ({"model": "nowhere", "data": "d"}, "nowhere has no config.json; nothing is downloaded"),
+        ({"online_queries": 9}, "--online-queries are pairs .* rollouts, 0 at most, got 9"),
+        ({"online_queries": 17, "finetune_interval": 2}, "16 at most, got 17"),
+        ({"batch_size": 1}, "--batch-size must be at least 2, .* standard deviation, got 1"),
         ({"batch_size": 0}, "--batch-size must be at least 1"),
         ({"kl_coef": -1.0}, "--kl-coef must be >= 0"),
     ],
