@@ -12,6 +12,7 @@
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
 # `make tokens` compares learned costs of language models with true ones, on two small tasks.
+# `make sb3` trains PPO of Stable-Baselines3 on the toy, without and with a learned cost.
 # `make demo` learns a cost on the toy and draws it; `make docs` builds the documentation.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
@@ -38,7 +39,7 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens demo docs wheel pictures env parity-env clean
+.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens sb3 demo docs wheel pictures env parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
@@ -104,6 +105,9 @@ driving: env
 
 tokens: env
 	$(QUIETLY) $(BIN)/python tests/benchmarks/bench_llm.py $(ARGS)
+
+sb3: env
+	$(QUIETLY) $(BIN)/python tests/benchmarks/bench_sb3.py $(ARGS)
 
 # Strict: a warning, a broken link included, fails.
 docs: env

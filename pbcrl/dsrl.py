@@ -69,6 +69,8 @@ def to_dsrl(trajectories: Sequence[Trajectory], path: str | os.PathLike[str]) ->
 def from_dsrl(path: str | os.PathLike[str]) -> list[Trajectory]:
     """Read a DSRL file, or one of D4RL: then without costs.
 
+    Actions are taken as they are: the file does not say the bounds to which an env clips them.
+
     Returns:
         Its episodes in order. Steps after the last end are an episode that was cut off, and are
         returned as such, `terminated` false.

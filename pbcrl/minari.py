@@ -6,11 +6,12 @@ Minari's own format is written, HDF5 with one group per episode; the true cost o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Space
+from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
 from pbcrl.spaces import action_rows, obs_rows, obs_shape_of
@@ -89,6 +90,9 @@ def to_minari(
 def from_minari(dataset: Any) -> list[Trajectory]:
     """Read a Minari dataset; observations and actions become rows, as by `pbcrl.spaces`.
 
+    Minari records actions as they were passed to `step`, and a Trajectory holds what was executed:
+    Box actions outside of their bounds are clipped to them, as the wrappers do it, with a warning.
+
     Args:
         dataset: A `minari.MinariDataset`, or the id of a local one.
 
@@ -104,7 +108,7 @@ def from_minari(dataset: Any) -> list[Trajectory]:
     if isinstance(dataset, str):
         dataset = minari.load_dataset(dataset)
     obs_space, action_space = dataset.observation_space, dataset.action_space
-    shape, found = obs_shape_of(obs_space), []
+    shape, found, num_clipped = obs_shape_of(obs_space), [], 0
     for episode in dataset.iterate_episodes():
         steps = len(episode.rewards)
         rows = obs_rows(obs_space, episode.observations, num_envs=steps + 1)
@@ -120,10 +124,19 @@ def from_minari(dataset: Any) -> list[Trajectory]:
                     f"shape {costs.shape}; sum or split them to the steps"
                 )
             costs = costs.ravel()[-steps:]
+        actions = action_rows(action_space, episode.actions, num_envs=steps)
+        if isinstance(action_space, Box):
+            low, high = (
+                bound.ravel().astype(np.float32) for bound in (action_space.low, action_space.high)
+            )
+            # An infinity stays one, for Trajectory to refuse.
+            outside = ((actions < low) | (actions > high)) & np.isfinite(actions)
+            actions = np.where(outside, np.clip(actions, low, high), actions)
+            num_clipped += int(outside.any(axis=1).sum())
         found.append(
             Trajectory(
                 obs[:-1],
-                action_rows(action_space, episode.actions, num_envs=steps),
+                actions,
                 costs,
                 episode.rewards,
                 bool(episode.terminations[-1]),
@@ -134,5 +147,12 @@ def from_minari(dataset: Any) -> list[Trajectory]:
         raise ValueError(
             "all episodes of a dataset have costs or none has, but in "
             f"{dataset.id} only some have infos['cost']; filter_episodes chooses"
+        )
+    if num_clipped:
+        warnings.warn(
+            f"a trajectory holds actions as the env executes them, but {num_clipped} of "
+            f"{sum(map(len, found))} actions of {dataset.id} lie outside of {action_space}, and "
+            "were clipped to it; filter this warning if the env that was recorded clips, too",
+            stacklevel=2,
         )
     return found

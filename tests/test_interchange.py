@@ -5,7 +5,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from pbcrl import Trajectory
-from pbcrl.errors import CorruptFileError, StorageError
+from pbcrl.errors import CorruptFileError, NonFiniteError, StorageError
 
 h5py = pytest.importorskip("h5py")
 minari = pytest.importorskip("minari")
@@ -107,6 +107,40 @@ def test_a_minari_dataset_made_by_somebody_else_opens():
     assert found.costs.tolist() == [0, 1, 2]
     assert (found.obs.ravel().tolist(), found.final_obs.tolist()) == ([0, 1, 2], [3])
     assert (found.rewards.tolist(), found.terminated) == ([1, 2, 3], True)
+
+
+def minari_dataset_of_actions(name, actions):
+    """One episode of 3 steps, in an env whose two actions lie in [-1, 1] and [0, 2]."""
+    from minari.data_collector import EpisodeBuffer
+
+    buffer = EpisodeBuffer(
+        id=0,
+        observations=np.zeros((4, 1), np.float32),
+        actions=np.array(actions, np.float32),
+        rewards=[1.0, 2.0, 3.0],
+        terminations=[False] * 3,
+        truncations=[False, False, True],
+        infos={},
+    )
+    bounds = Box(np.array([-1, 0], np.float32), np.array([1, 2], np.float32))
+    spaces = {"observation_space": Box(-9, 9, (1,)), "action_space": bounds}
+    return minari.create_dataset_from_buffers(
+        name, [buffer], **spaces, data_format="hdf5", requirements=[]
+    )
+
+
+def test_actions_from_minari_are_clipped_to_what_the_env_executed_and_that_is_said():
+    dataset = minari_dataset_of_actions("theirs/wide-v0", [[-3, 0.5], [0.25, 2], [0.5, 7]])
+    with pytest.warns(UserWarning, match=r"2 of 3 actions of theirs/wide-v0 lie outside of Box"):
+        (found,) = from_minari(dataset)
+    assert found.actions.tolist() == [[-1, 0.5], [0.25, 2], [0.5, 2]]
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_an_action_from_minari_that_is_not_finite_is_refused_and_not_clipped(number):
+    dataset = minari_dataset_of_actions("theirs/bad-v0", [[0, 1], [number, 1], [0, 1]])
+    with pytest.raises(NonFiniteError, match="actions of a trajectory must be finite"):
+        from_minari(dataset)
 
 
 def test_a_minari_dataset_with_costs_of_another_shape_is_refused():

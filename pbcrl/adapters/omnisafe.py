@@ -13,10 +13,17 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box
-from omnisafe.envs.core import CMDP, env_register, support_envs
 from torch import Tensor
 
 from pbcrl.errors import MissingCostError
+
+try:
+    from omnisafe.envs.core import CMDP, env_register, support_envs
+except ImportError as error:
+    raise ImportError(
+        f"pbcrl.adapters.omnisafe needs OmniSafe, but {error}; its pins ask for an environment of "
+        "their own, where `pip install omnisafe` goes first (docs/adapters.md)"
+    ) from error
 
 
 def register_env(env_id: str, make_env: Callable[..., gym.Env[Any, Any]]) -> None:

@@ -13,14 +13,20 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
 
 from pbcrl.cost_model import LearnedCost
 from pbcrl.lagrange import Multiplier
 from pbcrl.recorder import BoolArray, finished_trajectories
 from pbcrl.trajectory import Trajectory
 from pbcrl.wrappers import PreferenceCostVectorWrapper
+
+try:
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+except ImportError as error:
+    raise ImportError(
+        f"pbcrl.adapters.sb3 needs Stable-Baselines3, but {error}; pip install 'pbcrl[sb3]'"
+    ) from error
 
 
 @final

@@ -9,12 +9,19 @@ from __future__ import annotations
 from typing import final
 
 import torch
-from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
-from torchrl.data import Composite, TensorSpec, Unbounded
-from torchrl.envs import Transform
 
 from pbcrl.cost_model import LearnedCost, require_learned_cost
+from pbcrl.errors import NonFiniteError
+
+try:
+    from tensordict import NestedKey, TensorDictBase
+    from torchrl.data import Composite, TensorSpec, Unbounded
+    from torchrl.envs import Transform
+except ImportError as error:
+    raise ImportError(
+        f"pbcrl.adapters.torchrl needs TorchRL, but {error}; pip install 'pbcrl[torchrl]'"
+    ) from error
 
 
 @final
@@ -39,6 +46,7 @@ class PreferenceCost(Transform):  # type: ignore[misc]
         TypeError: If `cost_model` is no `LearnedCost`.
         ValueError: If the env has an `out_key` already, or no `observation`; when a step is scored,
             if its sizes are not those of the model.
+        NonFiniteError: When a step is scored, if it holds NaN or an infinity.
     """
 
     def __init__(
@@ -93,5 +101,11 @@ class PreferenceCost(Transform):  # type: ignore[misc]
     @torch.no_grad()
     def _cost(self, tensordict: TensorDictBase) -> Tensor:
         observation, action = (tensordict.get(key) for key in self.in_keys)
+        for key, rows in zip(self.in_keys, (observation, action), strict=True):
+            if num_bad := int((~rows.isfinite()).sum()):  # else NaN as a cost, and as a loss
+                raise NonFiniteError(
+                    f"what a cost model scores must be finite, got {num_bad} NaN or infinite "
+                    f"entries of {rows.numel()} under {key!r}; find the step that produced them"
+                )
         cost: Tensor = self.cost_model(observation, action.float())
         return cost.float().unsqueeze(-1).to(observation.device)

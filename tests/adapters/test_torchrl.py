@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pbcrl import CostModel
+from pbcrl.errors import NonFiniteError
 
 pytest.importorskip("torchrl", reason="needs the extra `torchrl`")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -127,3 +128,26 @@ def test_costs_of_images_are_those_of_the_model():
     cost = PreferenceCost(model, observation="pixels")(batch)["next", "cost"]
     expected = model(images, batch["action"]).detach()
     torch.testing.assert_close(cost.squeeze(-1), expected)
+
+
+@pytest.mark.parametrize("key", ["observation", "action"])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_is_refused_by_its_key(key, number):
+    batch = TensorDict(
+        {"observation": torch.zeros(5, 4), "action": torch.zeros(5, 2)}, batch_size=5
+    )
+    batch[key][3, 1] = number
+    message = f"must be finite, got 1 NaN or infinite entries of .* under '{key}'; find the step"
+    with pytest.raises(NonFiniteError, match=message):
+        PreferenceCost(random_model(TOY))(batch)
+
+
+def test_an_env_that_returns_nan_is_refused_at_the_next_step():
+    class Breaks(gym.ObservationWrapper):
+        def observation(self, obs):
+            self.calls = getattr(self, "calls", 0) + 1
+            return obs * np.float32(np.nan) if self.calls == 5 else obs
+
+    env = TransformedEnv(GymWrapper(Breaks(gym.make(TOY))), PreferenceCost(random_model(TOY)))
+    with pytest.raises(NonFiniteError, match=r"got 4 NaN .* of 4 under 'observation'"):
+        env.rollout(100)

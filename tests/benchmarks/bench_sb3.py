@@ -43,9 +43,9 @@ class Args:
     """how many of each method"""
     first_seed: int = 0
     """the lowest of them"""
-    total_timesteps: int = 120_000
+    total_timesteps: int = 400_000
     """env steps of each policy's training"""
-    num_envs: int = 20
+    num_envs: int = 50
     """environments stepped together; an iteration is an episode of each"""
     offline_queries: int = 4_500
     """pairs of drivers' episodes, a tenth of them for validation"""
@@ -94,10 +94,15 @@ def make_agent(envs: Any, seed: int) -> PPO:
         "MlpPolicy",
         envs,
         n_steps=HORIZON,
-        batch_size=200,
+        batch_size=500,
         gamma=0.95,
         learning_rate=1e-3,
-        ent_coef=0.01,  # or a policy that has learned to stand still hardly explores
+        # Ways round a disc have corners, for which two layers of 64 tanh units are hardly enough.
+        policy_kwargs={
+            "net_arch": [128, 128],
+            "activation_fn": torch.nn.ReLU,
+            "log_std_init": -0.5,
+        },
         seed=seed,
         device="cpu",
     )
@@ -126,8 +131,9 @@ def constrained(args: Args, seed: int) -> Result:
     trainer = CostModelTrainer(model, lr=3e-3, batch_size=32, rng=rng)
     trainer.pretrain(train, valid, max_epochs=20, validate_every=200)
 
-    # Dear from the start: a policy that drives straight through the hazards finds no way around.
-    multiplier = PIDMultiplier(lr=0.004, proportional=15.0, initial=1.0)
+    # Priced from the start, or driving straight through the hazards is all that is learned; but
+    # not dearly: a policy that starts at λ = 1 stands still, and hardly learns another thing.
+    multiplier = PIDMultiplier(lr=0.006, proportional=10.0, initial=0.4)
     envs = PreferenceCostVecEnv(make_vec_env(TOY, args.num_envs, seed=seed), model, multiplier)
     iterations, iteration = args.total_timesteps // (HORIZON * args.num_envs), 0
 
@@ -171,7 +177,9 @@ def run(args: Args, method: str, seed: int) -> Result:
     """Train and evaluate one policy, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    return METHODS[method](args, seed)
+    result = METHODS[method](args, seed)
+    print(f"   seed {seed}, {method}: {result}", flush=True)
+    return result
 
 
 def main(args: Args) -> dict[tuple[str, int], Result]:
