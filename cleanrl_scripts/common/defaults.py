@@ -84,7 +84,7 @@ _VELOCITY_LIMIT: dict[str, Any] = {
     "multiplier_lr": 0.12,
     "multiplier_cap": 10.0,
 }
-_NAVIGATION_PBCRL: dict[str, Any] = {
+_ACCEPT: dict[str, Any] = {
     # What costs adds up to some 20 bad steps in an episode: whether a mean is acceptable can be
     # asked of a batch, and a share of unsafe ones would be hard to name.
     "constraint": "accept",
@@ -93,12 +93,15 @@ _NAVIGATION_PBCRL: dict[str, Any] = {
     "accept_batch": 50,
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    **_MULTIPLIER,
+    "multiplier_rule": "pid",
     "multiplier_lr": 0.1,
     "multiplier_proportional": 60.0,
     "finetune_interval": 3,
     "finetune_lr": 3e-4,  # rounds are small
 }
+_NAVIGATION_PBCRL: dict[str, Any] = {**_MULTIPLIER, **_ACCEPT}
+# Carried over from the point robots as it was, but for the cap: no trials.
+_VELOCITY_PBCRL: dict[str, Any] = {**_ACCEPT, "multiplier_cap": 10.0}
 _TOY: dict[str, Any] = {
     "total_timesteps": 1_000_000,
     "num_envs": 50,
@@ -138,6 +141,7 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag_rlsf": _LIMIT,
     "ppo_lag_pbcrl": {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
+        **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
         **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
         TOY: _TOY_PBCRL,
     },
