@@ -21,6 +21,7 @@ SHOW_VECTOR_ENVS = [
     "adapters.md",
     "your-env.md",
     "driving.md",
+    "films.md",
     "robotics.md",
     "safety-gymnasium.md",
     "scripts.md",

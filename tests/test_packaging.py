@@ -216,6 +216,7 @@ def test_the_readme_has_no_type_errors_for_its_reader(tmp_path):
     """The library's annotations, as whoever pastes the example into a checked file sees them."""
     pytest.importorskip("mypy", reason="the types are checked with mypy")
     (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    code += "pbcrl.Trajectory(np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5))\n"  # any dtype
     (tmp_path / "reader.py").write_text(code)
     cache = ("--cache-dir", str(ROOT / ".mypy_cache"))
     command = [sys.executable, "-m", "mypy", *cache, str(tmp_path / "reader.py")]
