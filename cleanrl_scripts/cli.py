@@ -21,7 +21,9 @@ COMMANDS = {
 }
 """File, extra that it needs, and what it does."""
 
-_OURS = "pbcrl", "pbcrl_envs", "pbcrl_scripts", "common", "presets"
+_OURS = "pbcrl", "pbcrl_envs", "pbcrl_scripts", "common", "presets", "evaluate"
+_EXTRAS = {"ppo_lag_llm": "scripts,llm"}
+"""Of training scripts that need more than the others."""
 
 
 def trainers() -> list[str]:
@@ -82,6 +84,7 @@ def main(argv: list[str] | None = None) -> None:
             label(flags, prog="pbcrl label")
             return
         path, flags = script_of(flags) if command == "train" else (SCRIPTS / file, flags)
+        extra = _EXTRAS.get(path.stem, extra)
         run(path, flags)
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] in _OURS:

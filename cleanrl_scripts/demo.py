@@ -9,6 +9,7 @@ trains a policy under that cost. The true cost only answers the questions and dr
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -41,17 +42,32 @@ class Args:
     """folder of the two runs and of the picture; what lies there is used again"""
 
 
-def train(script: str, name: str, args: Args, *flags: object) -> dict[str, float]:
-    """Train unless it is done already, with the output in a file; return the summary."""
+def train(script: str, name: str, args: Args, **options: object) -> dict[str, float]:
+    """Train unless it is done already, with the output in a file; return the summary.
+
+    Raises:
+        ValueError: If the folder holds a run with other options.
+        RuntimeError: If the training fails.
+    """
     folder = Path(args.runs_dir) / name
+    # More threads than one do not pay for nets this small, and wait for each other.
+    options |= {"env_id": TOY, "seed": args.seed, "eval_episodes": 50, "torch_threads": 1}
+    if (folder / "args.json").exists():
+        stored = read_args(folder)
+        if other := [option for option, value in options.items() if stored.get(option) != value]:
+            raise ValueError(
+                f"what lies in --runs-dir is used again, but {folder} was trained with "
+                f"{', '.join(f'{option}={stored.get(option)}' for option in other)}; remove "
+                f"{args.runs_dir}, or name another folder"
+            )
     if not (folder / "summary.json").exists():
         path = Path(__file__).with_name(f"{script}.py")
         if (folder / "args.json").exists():
             words: list[object] = ["--resume", folder]
         else:
-            words = ["--env-id", TOY, "--seed", args.seed, "--runs-dir", args.runs_dir]
-            # More threads than one do not pay for nets this small, and wait for each other.
-            words += ["--run-name", name, "--eval-episodes", 50, "--torch-threads", 1, *flags]
+            words = ["--runs-dir", args.runs_dir, "--run-name", name]
+            for option, value in options.items():
+                words += [f"--{option.replace('_', '-')}", value]
         print(f"   {command_of(script, *words)}", flush=True)
         log = Path(args.runs_dir) / f"{name}.log"
         with log.open("a") as output:
@@ -70,13 +86,25 @@ def demo(args: Args) -> None:
     root.mkdir(parents=True, exist_ok=True)
 
     print("1 of 3: a policy that knows the reward alone")
-    episodes = root / "episodes"
-    flags: list[object] = ["--cost-limit", "inf", "--save-trajectories", episodes]
-    before = train("ppo_lag", "reward", args, "--total-timesteps", args.reward_timesteps, *flags)
+    episodes = str(root / "episodes")
+    before = train(
+        "ppo_lag",
+        "reward",
+        args,
+        total_timesteps=args.reward_timesteps,
+        cost_limit=math.inf,
+        save_trajectories=episodes,
+    )
     print(f"2 of 3: a cost, learned from {args.queries} labelled pairs, and a policy under it")
-    flags = ["--dataset", episodes, "--offline-queries", args.queries]
-    flags += ["--online-queries", args.queries // 2]
-    after = train("ppo_lag_pbcrl", "pbcrl", args, "--total-timesteps", args.total_timesteps, *flags)
+    after = train(
+        "ppo_lag_pbcrl",
+        "pbcrl",
+        args,
+        total_timesteps=args.total_timesteps,
+        dataset=episodes,
+        offline_queries=args.queries,
+        online_queries=args.queries // 2,
+    )
     print("3 of 3: a picture")
     picture = draw(root, root / "demo.png", before, after)
 

@@ -121,7 +121,8 @@ def load_agent(
     except RuntimeError as error:
         raise MismatchError(
             f"{env_id} has (obs_dim, act_dim) = {flat_dims(envs)}, and an agent for it does not "
-            f"fit the weights, which were trained on {meta['env_id']}; play it there ({error})"
+            f"fit the weights, which were trained on {meta['env_id']}; play it there "
+            f"({str(error).splitlines()[-1].strip()})"
         ) from error
     return agent, env_id, horizon
 
@@ -183,6 +184,19 @@ def evaluate(args: Args) -> None:
     limit = resolve_cost_limit(env_id, given, needed=trained.get("label_folder") is None)
     if args.capture_video > 0:
         check_film(env_id)
+    cost_model: LearnedCost | None = None
+    if (folder / "cost_model.safetensors").exists():
+        cost_model, _ = load_cost_model(folder / "cost_model.safetensors")
+        try:
+            cost_model.check_horizon(horizon)
+        except ValueError as error:
+            print(f"   without the learned cost: {error}")
+            cost_model = None
+    if args.plots and cost_model is None:
+        raise ValueError(
+            f"--plots draws a learned cost, but {folder} has none for this env; give a run of "
+            "ppo_lag_pbcrl.py"
+        )
     returns, episodes = play(
         agent,
         env_id,
@@ -205,14 +219,6 @@ def evaluate(args: Args) -> None:
         "bias": bias(float(true.mean()), limit) if limited else None,
         "violation_rate": violation_rate(true, limit) if limited else None,
     }
-    cost_model: LearnedCost | None = None
-    if (folder / "cost_model.safetensors").exists():
-        cost_model, _ = load_cost_model(folder / "cost_model.safetensors")
-        try:
-            cost_model.check_horizon(horizon)
-        except ValueError as error:
-            print(f"   without the learned cost: {error}")
-            cost_model = None
     if cost_model is not None:
         result["learned_cost"] = float(cost_model.score(episodes).mean())
         result["learned_limit"] = cost_model.learned_limit
@@ -240,7 +246,7 @@ def evaluate(args: Args) -> None:
             cost_model=cost_model,
         )
         print("\n".join(f"   filmed {path}" for path in films))
-    if args.plots:
+    if args.plots and cost_model is not None:
         for path in draw_plots(folder, env_id, episodes, cost_model, limit, args.seed):
             print(f"   drawn {path}")
 
@@ -249,20 +255,11 @@ def draw_plots(
     folder: Path,
     env_id: str,
     episodes: list[Trajectory],
-    cost_model: LearnedCost | None,
+    cost_model: LearnedCost,
     limit: float,
     seed: int,
 ) -> list[Path]:
-    """Draw what a run's learned cost knows, as far as the env and the run have it.
-
-    Raises:
-        ValueError: If there is no cost model to draw.
-    """
-    if cost_model is None:
-        raise ValueError(
-            f"--plots draws a learned cost, but {folder} has none for this env; give a run of "
-            "ppo_lag_pbcrl.py"
-        )
+    """Draw the learned cost beside the true one, as far as the env and the run have it."""
     from common import plots
 
     true, learned = true_costs(episodes), cost_model.score(episodes)

@@ -12,6 +12,7 @@ SCRIPTS = {
     "pbcrl train ppo_lag_pbcrl": "ppo_lag_pbcrl.py",
     "pbcrl train ppo_lag": "ppo_lag.py",
     "pbcrl train ppo_lag_rlsf": "ppo_lag_rlsf.py",
+    "pbcrl train ppo_lag_llm": "ppo_lag_llm.py",
     "pbcrl evaluate": "evaluate.py",
     "pbcrl report": "paper/report.py",
     "pbcrl benchmark": "paper/benchmark.py",

@@ -1,6 +1,7 @@
 """Draws the pictures of docs/*.md into docs/images: all, or those that are named.
 
-`make pictures` runs it. Needs the extras `robotics`, `driving` and `video`; the robots need OpenGL.
+`make pictures` runs it; `demo.png` is what `make demo` draws. Needs the extras `robotics`,
+`driving` and `video`; the robots need OpenGL.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ PICTURES: dict[str, Callable[[], np.ndarray]] = {
 
 def main(names: list[str]) -> None:
     """Draw the pictures of these names, or all of them."""
+    if unknown := set(names) - set(PICTURES):
+        raise SystemExit(
+            f"error: a picture is {', '.join(PICTURES)}, got {', '.join(sorted(unknown))}"
+        )
     for name in names or PICTURES:
         path = FOLDER / f"{name}.png"
         # The pictures have few colours, and a palette makes them small.

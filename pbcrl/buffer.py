@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.errors import LabelError
 from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
@@ -202,12 +202,12 @@ class PreferenceBuffer:
         self.trajectories += trajectories
         return np.arange(start, len(self.trajectories))
 
-    def queries(self, pairs: Pairs) -> list[Query]:
+    def queries(self, pairs: ArrayLike) -> list[Query]:
         """Return the queries to show to an oracle for index pairs, (B, 2)."""
         rows = self._checked(pairs)
         return [Query(self.trajectories[i], self.trajectories[j]) for i, j in rows.tolist()]
 
-    def add_labels(self, pairs: Pairs, labels: Sequence[Label]) -> None:
+    def add_labels(self, pairs: ArrayLike, labels: Sequence[Label]) -> None:
         """Keep the oracle's answers to `queries(pairs)`.
 
         Raises:
@@ -281,7 +281,7 @@ class PreferenceBuffer:
                 stacklevel=2,
             )
 
-    def _checked(self, pairs: Pairs) -> Pairs:
+    def _checked(self, pairs: ArrayLike) -> Pairs:
         rows = np.asarray(pairs)
         if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iu":
             raise ValueError(

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from pbcrl.errors import MissingCostError, NonFiniteError
 
 FloatArray = NDArray[np.float32]
 ObsArray = NDArray[np.float32] | NDArray[np.uint8]
+NumberArray = NDArray[Any]  # of any dtype when it is given
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,20 +40,20 @@ class Trajectory:
         NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
     """
 
-    obs: ObsArray
+    obs: NumberArray
     """s_t as the raw env returned it, before any normalisation: float32 or uint8 (T, *obs_shape),
     where obs_shape is (obs_dim,) for flat rows (`obs_rows`) and (H, W, C) for images."""
-    actions: FloatArray
+    actions: NumberArray
     """a_t as the env executed it, clipped to its bounds and flat (`action_rows`): float32 (T,
     act_dim)."""
-    costs: FloatArray | None = None
+    costs: NumberArray | None = None
     """True cost per step. Only the oracle and the metrics may read it. float32 (T,)."""
-    rewards: FloatArray | None = None
+    rewards: NumberArray | None = None
     """Reward per step, float32 (T,)."""
     terminated: bool | None = None
     """Whether the last step ended the episode in the env, as against cutting it off (a time limit,
     or the end of a segment)."""
-    final_obs: ObsArray | None = None
+    final_obs: NumberArray | None = None
     """s_T, what the last step led to, of the dtype of `obs`: (*obs_shape,)."""
 
     def __post_init__(self) -> None:

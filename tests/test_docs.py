@@ -21,6 +21,7 @@ SHOW_VECTOR_ENVS = [
     "adapters.md",
     "your-env.md",
     "driving.md",
+    "films.md",
     "robotics.md",
     "safety-gymnasium.md",
     "scripts.md",
@@ -447,7 +448,7 @@ def test_a_page_that_is_read_has_at_most_1500_words(page):
     assert len(text.split()) <= 1500
 
 
-@pytest.mark.parametrize("script", ["ppo_lag_pbcrl.py", "evaluate.py", "demo.py"])
+@pytest.mark.parametrize("script", ["ppo_lag_pbcrl.py", "ppo_lag_llm.py", "evaluate.py", "demo.py"])
 def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
     hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     listed = hooks["flags"](script)

@@ -199,6 +199,31 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path):
     assert "pip install 'pbcrl[scripts]'" in run.stderr
 
 
+def test_the_language_models_script_names_the_extra_that_it_needs(tmp_path):
+    (tmp_path / "ppo_lag_llm.py").write_text("import no_such_library")
+    run = pbcrl_command("train", "ppo_lag_llm.py", cwd=tmp_path)
+    assert "pip install 'pbcrl[scripts,llm]'" in run.stderr
+
+
+@needs_1_1
+def test_the_help_of_a_command_names_it_as_it_was_typed():
+    pytest.importorskip("tyro", reason="the flags need tyro")
+    run = pbcrl_command("evaluate", "--help", cwd=ROOT)
+    assert run.stdout.startswith("usage: python cleanrl_scripts/evaluate.py ")
+
+
+def test_the_readme_has_no_type_errors_for_its_reader(tmp_path):
+    """The library's annotations, as whoever pastes the example into a checked file sees them."""
+    pytest.importorskip("mypy", reason="the types are checked with mypy")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    code += "pbcrl.Trajectory(np.zeros((5, 3)), np.zeros((5, 1)), np.zeros(5))\n"  # any dtype
+    (tmp_path / "reader.py").write_text(code)
+    cache = ("--cache-dir", str(ROOT / ".mypy_cache"))
+    command = [sys.executable, "-m", "mypy", *cache, str(tmp_path / "reader.py")]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout.startswith("Success: "), run.stdout
+
+
 def test_the_version_of_the_citation_and_the_changelog_is_that_of_the_package():
     import pbcrl
 

@@ -17,6 +17,7 @@ import torch
 import tyro
 from common.datasets import minari_folder
 from common.defaults import defaults_of
+from common.run import command_of
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl.errors import PbcrlError, StorageError
@@ -239,13 +240,14 @@ def is_finished(folder: Path) -> bool:
 
 def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
     """Parse a command line; a training script has defaults that depend on its `--env-id`."""
+    script = str(sys.modules[args_type.__module__].__file__)
+    shown = command_of(script)  # in the help
     found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", "\0".join(words))
     # evaluate.py has none, and a resumed run keeps its own arguments.
     if not found or not hasattr(args_type, "total_timesteps") or "--resume" in words:
-        return tyro.cli(args_type, args=words)
-    script = Path(str(sys.modules[args_type.__module__].__file__)).stem
-    default = args_type(**defaults_of(found[-1], script=script))
-    return tyro.cli(args_type, args=words, default=default)
+        return tyro.cli(args_type, args=words, prog=shown)
+    default = args_type(**defaults_of(found[-1], script=Path(script).stem))
+    return tyro.cli(args_type, args=words, default=default, prog=shown)
 
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:

@@ -37,7 +37,12 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
         if module:
             _import_from_here(module)
         spec = gym.spec(plain_id)
-    except (gym.error.Error, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "--env-id 'module:Id-v0' imports the module, from this folder or an installed package, "
+            f"got {env_id!r} ({error}); run in the folder of the module, or install what is missing"
+        ) from error
+    except gym.error.Error as error:
         near = difflib.get_close_matches(plain_id, list(gym.registry), n=3, cutoff=0.4)
         ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
         raise ValueError(

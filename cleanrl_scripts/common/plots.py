@@ -85,7 +85,7 @@ def calibration(
 def tail(
     true: np.ndarray, learned: np.ndarray, limit: float, learned_limit: float, title: str = ""
 ) -> Figure | None:
-    """Share of episodes that cost more than c, of true and of learned costs.
+    """Share of episodes that cost at least c, of true and of learned costs.
 
     Learned costs are moved and scaled so that the learned limit lies on the true one and their
     standard deviations agree, as for the scaled W2. None if either has no spread.
@@ -96,7 +96,7 @@ def tail(
     figure, axis = plt.subplots(figsize=(5.4, 3.8), layout="constrained")
     for costs, name, color in ((true, "true", TRUE), (scaled, "learned, scaled", LEARNED)):
         above = 1 - np.arange(len(costs)) / len(costs)
-        axis.step(np.sort(costs), above, where="post", color=color, label=name)
+        axis.step(np.sort(costs), above, where="pre", color=color, label=name)
     axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1, label=f"limit {limit:g}")
     axis.set_yscale("log")
     axis.set_xlabel("episode cost c")

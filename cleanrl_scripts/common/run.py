@@ -184,24 +184,29 @@ class Run:
         self._metrics.write(json.dumps(_plain(row)) + "\n")
         self._metrics.flush()
         self._lines += 1
-        for key, value in {**metrics, **seconds}.items():
-            if value is not None and math.isfinite(value):
-                self._board.add_scalar(f"{_group(key)}/{key}", value, step)
-        if math.isfinite(self._cost_limit):
-            self._board.add_scalar("policy/cost_limit", self._cost_limit, step)
+        shown = {f"{_group(key)}/{key}": value for key, value in {**metrics, **seconds}.items()}
+        self._draw({**shown, "policy/cost_limit": self._cost_limit}, step)
         assert self._bar is not None
         self._bar.update(step - self._bar.n)
         limit = f" of {self._cost_limit:g}" if math.isfinite(self._cost_limit) else ""
-        shown = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
+        marks = {"return": "R", "true_cost": "C", "learned_cost": "Ĉ", "multiplier": "λ"}
         text = [
             f"{mark} {metrics[key]:.3g}{limit if key == 'true_cost' else ''}"
-            for key, mark in shown.items()
+            for key, mark in marks.items()
             if _finite(metrics.get(key))
         ]
         self._bar.set_postfix_str(" ".join(text))
         interval = getattr(self._args, "print_interval", 0)
         if interval and self._lines % interval == 0:
             self._print_row(step, metrics)
+
+    def _draw(self, values: Mapping[str, object], step: int, *, axis: str = "env_steps") -> None:
+        """Add the finite numbers to their curves, here and at Weights & Biases."""
+        finite = {key: value for key, value in values.items() if _finite(value)}
+        for key, value in finite.items():
+            self._board.add_scalar(key, value, step)
+        if self._tracked is not None:
+            self._tracked.log({**finite, axis: step})
 
     def _print_row(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Print a line of the table, under its head every twenty lines."""
@@ -223,9 +228,9 @@ class Run:
             f"   {steps:5d} steps: held-out loss {loss:.3f}, accuracy of pairs {pairs:.3f}, of "
             f"safety {safety:.3f}"
         )
-        for name, value in [("loss", loss), ("pair_accuracy", pairs), ("safety_accuracy", safety)]:
-            if math.isfinite(value):
-                self._board.add_scalar(f"pretraining/{name}", value, steps)
+        found = {"loss": loss, "pair_accuracy": pairs, "safety_accuracy": safety}
+        shown = {f"pretraining/{name}": value for name, value in found.items()}
+        self._draw(shown, steps, axis="pretraining/steps")
 
     def filmed(self, paths: Sequence[Path]) -> None:
         """Show films in TensorBoard, as animated pictures of their first 20 seconds."""
@@ -238,6 +243,9 @@ class Run:
             value = Summary.Value(tag=f"films/{path.stem}", image=picture)
             writer: Any = self._board.file_writer
             writer.add_summary(Summary(value=[value]), steps)
+            if self._tracked is not None:
+                video = importlib.import_module("wandb").Video(str(path), format="mp4")
+                self._tracked.log({f"films/{path.stem}": video, "env_steps": steps})
 
     def say(self, text: str) -> None:
         """Print a line without breaking the progress bar."""
@@ -319,9 +327,7 @@ class Run:
             "warnings": self._warnings,
         }
         write_atomically(self.folder / "summary.json", _json(_plain(summary)))
-        for key, value in summary.items():
-            if _finite(value):
-                self._board.add_scalar(f"evaluation/{key}", value, steps)
+        self._draw({f"evaluation/{key}": value for key, value in summary.items()}, steps)
         self.say("== verdict")
         for line in summary["verdict"]:
             self.say(f"   {line}")
@@ -386,15 +392,18 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _track(args: Any, folder: Path) -> Any:
-    """Begin a run of Weights & Biases that follows the TensorBoard events."""
-    wandb = importlib.import_module("wandb")
-    return wandb.init(
+    """Begin a run of Weights & Biases, with env steps (or those of pretraining) as its axis."""
+    wandb: Any = importlib.import_module("wandb")
+    # Not sync_tensorboard: with wandb 0.31 every event repeats all numbers of its step, films too.
+    tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "pbcrl"),
         name=folder.name,
         dir=str(folder),
         config=dataclasses.asdict(args),
-        sync_tensorboard=True,
     )
+    tracked.define_metric("*", step_metric="env_steps")
+    tracked.define_metric("pretraining/*", step_metric="pretraining/steps")
+    return tracked
 
 
 def print_groups(values: Mapping[str, Any]) -> None:
@@ -454,8 +463,10 @@ def made_by(script: str) -> dict[str, str | None]:
     except (OSError, subprocess.CalledProcessError):
         commit = None  # no checkout, or no git
     here = f"{Path.cwd()}{os.sep}"  # as one would type it there
+    words = [word.removeprefix(here) for word in sys.argv]
+    started = Path(sys.argv[0]).resolve() == Path(script).resolve()  # and not imported
     return {
-        "command": shlex.join(["python", *(word.removeprefix(here) for word in sys.argv)]),
+        "command": command_of(script, *words[1:]) if started else shlex.join(["python", *words]),
         "commit": commit,
         "pbcrl": pbcrl.__version__,
         "torch": torch.__version__,

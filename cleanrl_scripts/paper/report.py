@@ -239,8 +239,11 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
         if row.script == args["script"] and row.options.items() <= options.items()
     ]
     if not fitting:  # somebody's own script: a method by its name
-        VARIANTS.setdefault(args["script"], Variant(args["script"], args["script"]))
-        return args["env_id"], args["script"], args["seed"]
+        name = args["script"]
+        if name in VARIANTS and VARIANTS[name].script != name:  # one of ours has that name
+            name += ".py"
+        VARIANTS.setdefault(name, Variant(name, args["script"]))
+        return args["env_id"], name, args["seed"]
     best = max(fitting, key=lambda name: len(VARIANTS[name].options))
     return args["env_id"], made_as(args["env_id"], best), args["seed"]
 
@@ -255,12 +258,17 @@ def read_made_by(folder: Path) -> dict[str, str | None]:
 
 def load(folder: Path) -> list[Run]:
     """Read every finished run in a folder, in the order of their names."""
-    runs = []
+    runs, seen = [], dict[tuple[str, str, int], Path]()
     for path in sorted([*folder.glob("summary.json"), *folder.glob("*/summary.json")]):
         summary = read_object(path, "return", "true_cost", "wall_seconds")
         found = identity(path.parent) if summary is not None else None
         if summary is None or found is None:
             continue
+        if (first := seen.setdefault(found, path.parent)) != path.parent:
+            warn(
+                f"{first} and {path.parent} are of the same env, method and seed, and count as two "
+                "seeds; report on runs with other settings from another folder"
+            )
         rows = read_rows(path.with_name("metrics.jsonl"))
         costs = read_costs(path.with_name("test_costs.csv"))
         made_by = read_made_by(path.parent)
@@ -303,7 +311,7 @@ def load_report(folder: Path) -> list[Run]:
 def read_csv(path: Path, *keys: str) -> list[dict[str, str]]:
     """Return the rows of a CSV file that must have these columns."""
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise SystemExit(f"error: --earlier must hold the files of a report: {error}") from None
@@ -532,7 +540,7 @@ def write_curves(path: Path, runs: Sequence[Run]) -> None:
 
 
 def write_rows(path: Path, keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, keys, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -745,6 +753,11 @@ def table_of_others(runs: Sequence[Run]) -> Table:
 
 def main(args: Args) -> None:
     root, out = Path(args.runs_dir), Path(args.out)
+    if args.bootstrap < 1 or args.seed < 0:
+        raise SystemExit(
+            f"error: --bootstrap must be at least 1 and --seed at least 0, got {args.bootstrap} "
+            f"and {args.seed}"
+        )
     runs_in = {name: load(root / name) for name in ("", "smoke")}
     if args.earlier is not None:
         present = {(run.env_id, run.variant, run.seed) for run in runs_in[""]}
@@ -765,14 +778,20 @@ def main(args: Args) -> None:
         if name not in tables:
             raise SystemExit(f"error: --tables must be of {', '.join(tables)}, got {name!r}")
     if library is None:
-        warn("no interquartile means, as rliable is not installed; it needs Python 3.11")
+        warn(
+            "no interquartile means, as rliable is not installed; pip install 'pbcrl[benchmark]', "
+            "with Python 3.11 or later"
+        )
     parts, reported, drawn = ["# Report", NOTES], list[Run](), set[tuple[str, ...]]()
     for name, table in tables.items():
         found = runs_in["smoke" if name == "smoke" else ""]
         runs = [run for run in found if (run.env_id, run.variant) in wanted[name]]
         if (args.tables and name not in args.tables) or not runs:
             continue
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SystemExit(f"error: --out must be a folder to write to ({error})") from error
         reported += [run for run in runs if run not in reported]
         parts.append(markdown(name, table, found, args))
         parts.append(save(bars(table, runs), out, f"{name}__bars"))
@@ -797,9 +816,10 @@ def main(args: Args) -> None:
     parts.append(wall_time(reported))
     write_csv(out / "runs.csv", reported)
     write_curves(out / "curves.csv", reported)
-    (out / "report.md").write_text("\n".join(part for part in parts if part))
+    text = "\n".join(part for part in parts if part)
+    (out / "report.md").write_text(text, encoding="utf-8")
     print(f"{len(reported)} runs reported in {out / 'report.md'} and {out / 'runs.csv'}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(tyro.cli(Args, prog="pbcrl report"))

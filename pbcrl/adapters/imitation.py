@@ -54,7 +54,8 @@ class PricedReward:
     Args:
         cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here.
         multiplier: λ, read at every call.
-        observation_space, action_space: Of a single env.
+        observation_space: Of a single env.
+        action_space: Of the same env.
         reward_fn: What it is subtracted from, such as the `predict_processed` of a learned
             `RewardNet`; None is a reward of 0. The env's own is not known here.
 
@@ -115,7 +116,8 @@ class OracleGatherer:
     Args:
         oracle: Who answers. The true cost of a step is its info's "true_cost", as our wrappers have
             it, else its "cost", if every step of the fragment has one.
-        observation_space, action_space: Of a single env.
+        observation_space: Of a single env.
+        action_space: Of the same env.
     """
 
     def __init__(

@@ -3,8 +3,10 @@
 import gc
 import json
 import math
+import sys
 import warnings
 from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -417,6 +419,32 @@ def test_a_run_that_is_resumed_may_show_more(scripts, tmp_path, monkeypatch, cap
     assert "min left" in capsys.readouterr().out
 
 
+def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch):
+    """To a stand-in for wandb, which keeps what it is given."""
+    rows, axes, films = [], {}, []
+    tracked = SimpleNamespace(
+        log=rows.append,
+        define_metric=lambda name, *, step_metric: axes.update({name: step_metric}),
+        finish=lambda *, exit_code: rows.append({"exit_code": exit_code}),
+    )
+    stand_in = ModuleType("wandb")
+    stand_in.init = lambda **_: tracked
+    stand_in.Video = lambda path, **how: films.append((path, how))
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    monkeypatch.setattr("common.args.find_spec", lambda _: True)
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, track=True, capture_video=1))
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    assert axes == {"*": "env_steps", "pretraining/*": "pretraining/steps"}
+    assert rows.pop() == {"exit_code": 0}
+    for tag in board.Tags()["scalars"]:
+        points = [(row["env_steps"], row[tag]) for row in rows if tag in row]
+        assert points == [
+            (event.step, pytest.approx(event.value, rel=1e-6)) for event in board.Scalars(tag)
+        ]
+    assert films == [(str(folder / "videos" / "seed-1000000.mp4"), {"format": "mp4"})]
+
+
 def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_path, monkeypatch):
     monkeypatch.setattr("common.args.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="--track logs to Weights & Biases, but wandb is not"):
@@ -443,6 +471,16 @@ def test_the_map_of_a_cost_that_is_the_true_one_lies_on_the_hazards():
     area = 4 * math.pi * HAZARD_RADIUS**2 / 4  # of the discs, as a share of the square
     assert true.mean() == pytest.approx(area, rel=0.1)
     assert plots.cost_over_plane("CartPole-v1", InsideAHazard(), seed=0) is None
+
+
+def test_the_tail_is_the_share_of_episodes_that_cost_at_least_as_much():
+    plots = pytest.importorskip("common.plots", reason="the pictures need Matplotlib")
+    true = np.array([0.0, 4.0, 1.0, 3.0])
+    (axis,) = plots.tail(true, true, 2.0, 2.0).axes
+    line = axis.get_lines()[0]
+    assert line.get_drawstyle() == "steps-pre"  # a share holds up to its cost, from the one before
+    np.testing.assert_array_equal(line.get_xdata(), [0, 1, 3, 4])
+    np.testing.assert_array_equal(line.get_ydata(), [(true >= c).mean() for c in (0, 1, 3, 4)])
 
 
 def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):

@@ -478,6 +478,29 @@ def test_a_run_that_cannot_be_identified_is_named_and_left_out(
     assert warning in said
 
 
+def test_runs_that_share_method_and_seed_are_named_since_both_count(report, tmp_path, capsys):
+    for name in ("a", "b"):
+        write_run_by_hand(tmp_path, name, script="ppo_lag_pbcrl", learning_rate=len(name))
+    assert len(report.load(tmp_path)) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"warning: {tmp_path / 'a'} and {tmp_path / 'b'} are of the same env, method" in said
+
+
+def test_a_script_of_your_own_with_the_name_of_a_method_is_not_that_method(report, tmp_path):
+    for name in ("a", "b"):
+        write_run_by_hand(tmp_path, name, script="pbcrl")
+    assert [run.variant for run in report.load(tmp_path)] == ["pbcrl.py", "pbcrl.py"]
+
+
+def test_a_report_that_cannot_be_written_or_bootstrapped_is_refused(report, tmp_path):
+    write_run(tmp_path / "runs", TOY, "pbcrl", 0)
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SystemExit, match="error: --out must be a folder to write to"):
+        made(report, tmp_path)
+    with pytest.raises(SystemExit, match=r"--bootstrap must be at least 1 .* got 0 and 0"):
+        report.main(report.Args(str(tmp_path / "runs"), bootstrap=0))
+
+
 def test_a_folder_without_finished_runs_and_an_unknown_table_are_refused(report, tmp_path):
     with pytest.raises(SystemExit, match="has no finished run to report on"):
         made(report, tmp_path)
