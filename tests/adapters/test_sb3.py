@@ -1,6 +1,8 @@
 """Stable-Baselines3 under a learned cost, against the library itself."""
 
 import copy
+import importlib
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -155,6 +157,19 @@ def test_sac_learns_with_normalised_observations_around_raw_ones_that_are_scored
     assert np.abs(episode.obs[:, :2]).max() <= 1  # raw: within the arena
     after = agent.actor.state_dict()
     assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.nightly
+def test_ppo_under_a_learned_cost_has_half_the_cost_of_plain_ppo(monkeypatch):
+    """And a good part of its return: a policy that stands still costs little as well."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    bench = importlib.import_module("bench_sb3")
+    results = bench.main(bench.Args(seeds=3, first_seed=0))
+    for seed in range(3):
+        plain, priced = results["unconstrained", seed], results["constrained", seed]
+        assert plain.true_cost > 3 * LIMIT  # there is something to lower
+        assert priced.true_cost <= plain.true_cost / 2
+        assert priced.episode_return >= 0.4 * plain.episode_return
 
 
 @pytest.mark.parametrize("space", ["Dict", "image", "Discrete"])
