@@ -782,7 +782,9 @@ def main(args: Args) -> None:
             "no interquartile means, as rliable is not installed; pip install 'pbcrl[benchmark]', "
             "with Python 3.11 or later"
         )
-    parts, reported, drawn = ["# Report", NOTES], list[Run](), set[tuple[str, ...]]()
+    parts, reported = ["# Report", NOTES], list[Run]()
+    drawn: dict[tuple[str, bool], list[set[str]]] = {}
+    """Sets of variants whose figures there are, by task and whether it is the smoke preset's."""
     for name, table in tables.items():
         found = runs_in["smoke" if name == "smoke" else ""]
         runs = [run for run in found if (run.env_id, run.variant) in wanted[name]]
@@ -796,9 +798,10 @@ def main(args: Args) -> None:
         parts.append(markdown(name, table, found, args))
         parts.append(save(bars(table, runs), out, f"{name}__bars"))
         for env_id in dict.fromkeys(run.env_id for run in runs):
-            if (env_id, *table.variants) in drawn:  # for a table before
-                continue
-            drawn.add((env_id, *table.variants))
+            shown = {run.variant for run in runs if run.env_id == env_id}
+            if any(shown <= others for others in drawn.setdefault((env_id, name == "smoke"), [])):
+                continue  # a table before has drawn them all
+            drawn[env_id, name == "smoke"].append(shown)
             prefix = f"{name}__{env_id.replace('/', '-')}"
             parts.append(save(curves(env_id, table, runs), out, f"{prefix}__curves"))
             parts.append(save(distributions(env_id, table, runs), out, f"{prefix}__costs"))

@@ -231,10 +231,11 @@ def test_every_figure_is_there_as_png_and_svg_and_in_the_report_once(report, tmp
         write_run(
             tmp_path / "runs", GOAL, variant, 0, rows=rows, test_costs=costs, learned_limit=0.0
         )
-    text = made(report, tmp_path, "results", "navigation")
+    text = made(report, tmp_path, "results", "navigation", "w2")
     shown = re.findall(r"!\[.*?\]\((.*?)\.png\)", text)
-    # Bars of both tables; curves, distributions, calibration and tails are those of `results`.
-    assert len(shown) == len(set(shown)) == 2 + 2 + 2 * 2
+    # Bars of each table; curves, distributions, calibration and tails are those of `results`, also
+    # for `w2`, which has fewer methods.
+    assert len(shown) == len(set(shown)) == 3 + 2 + 2 * 2
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {"report.md", "runs.csv", "curves.csv"} | {
         f"{n}.{s}" for n in shown for s in ("png", "svg")
