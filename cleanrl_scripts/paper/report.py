@@ -11,9 +11,8 @@ your own is a method by its name. Runs that no table of the paper has are report
 missing or damaged file is named in a warning and left out.
 
 Writes `report.md`, `runs.csv` with one row per run, `curves.csv` with some hundred points of each,
-and every figure as PNG and SVG. Tables show
-the mean and the standard deviation over seeds, the interquartile mean with its 95 % bootstrap
-interval (Agarwal et al., 2021), and the paper's number.
+and every figure as PNG and SVG. Tables show the mean and the standard deviation over seeds, the
+interquartile mean with its 95 % bootstrap interval (Agarwal et al., 2021), and the paper's number.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ mean with its 95 % interval over bootstrapped seeds. – is missing or undefined
 
 CELL = "env_id", "variant", "seed"
 MADE_BY = "commit", "hardware", "command"
-STAGES = "collect", "label", "pretrain", "train", "evaluate"
-"""Keys of `stage_seconds`, in the order of a run."""
+NOT_STAGES = "wall_seconds", "oracle_seconds"
+"""Columns in seconds of `runs.csv` that are no stage of a run."""
 CURVE = "env_steps", "episodes", "return", "true_cost", "learned_cost", "wall_seconds"
 CURVE_POINTS = 120
 """At most, in `curves.csv`."""
@@ -291,17 +290,17 @@ def load_report(folder: Path) -> list[Run]:
     """
     points: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     if (folder / "curves.csv").exists():
-        for row in read_csv(folder / "curves.csv", "env_id", "variant", "seed", "env_steps"):
+        for row in read_csv(folder / "curves.csv", *CELL, "env_steps"):
             key = tuple(row.pop(name) for name in CELL)
             points.setdefault(key, []).append({k: number(v) for k, v in row.items()})
     runs = {}
-    for row in read_csv(folder / "runs.csv", "env_id", "variant", "seed", "wall_seconds"):
+    for row in read_csv(folder / "runs.csv", *CELL, "wall_seconds"):
         key = tuple(row[name] for name in CELL)
-        if row["variant"] not in VARIANTS:
-            VARIANTS[row["variant"]] = Variant(row["variant"], row["variant"])
+        VARIANTS.setdefault(row["variant"], Variant(row["variant"], row["variant"]))
         made_by = {name: row.pop(name, "") or None for name in MADE_BY}
         summary: dict[str, Any] = {k: number(v) for k, v in row.items() if k not in CELL}
-        stages = {stage: summary.pop(f"{stage}_seconds", None) for stage in STAGES}
+        timed = [k for k in summary if k.endswith("_seconds") and k not in NOT_STAGES]
+        stages = {key.removesuffix("_seconds"): summary.pop(key) for key in timed}
         summary["stage_seconds"] = {k: v for k, v in stages.items() if v is not None}
         env_id, variant, seed = key
         runs[key] = Run(env_id, variant, int(seed), summary, points.get(key, []), None, made_by)
@@ -783,8 +782,8 @@ def main(args: Args) -> None:
             "with Python 3.11 or later"
         )
     parts, reported = ["# Report", NOTES], list[Run]()
+    # The variants whose figures there are, by task and whether it is the smoke preset's.
     drawn: dict[tuple[str, bool], list[set[str]]] = {}
-    """Sets of variants whose figures there are, by task and whether it is the smoke preset's."""
     for name, table in tables.items():
         found = runs_in["smoke" if name == "smoke" else ""]
         runs = [run for run in found if (run.env_id, run.variant) in wanted[name]]

@@ -294,7 +294,8 @@ def test_a_report_can_be_made_again_from_its_two_csv_files_alone(report, tmp_pat
                 for i in range(1, 5)
             ]
             summary = {"learned_cost": -1.0, "learned_limit": 0.0, "accuracy": 0.8 + seed / 100}
-            summary |= {"stage_seconds": {"train": 120.0, "evaluate": 30.0}, "wall_seconds": 160.0}
+            stages = {"train": 120.0, "evaluate": 30.0, "film": 5.0}
+            summary |= {"stage_seconds": stages, "wall_seconds": 160.0}
             write_run(tmp_path / "runs", GOAL, variant, seed, rows=rows, **summary)
     text = made(report, tmp_path, "results", "navigation")
     again = made(report, tmp_path, "results", "navigation", runs="none", earlier="out", out="again")
