@@ -239,14 +239,18 @@ def is_finished(folder: Path) -> bool:
 
 
 def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
-    """Parse a command line; a training script has defaults that depend on its `--env-id`."""
+    """Parse a command line; what a training script does by default depends on what is given."""
     script = str(sys.modules[args_type.__module__].__file__)
     shown = command_of(script)  # in the help
-    found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", "\0".join(words))
+    fields = {field.name for field in dataclasses.fields(args_type)}
     # evaluate.py has none, and a resumed run keeps its own arguments.
-    if not found or not hasattr(args_type, "total_timesteps") or "--resume" in words:
+    if "total_timesteps" not in fields or "--resume" in words:
         return tyro.cli(args_type, args=words, prog=shown)
-    default = args_type(**defaults_of(found[-1], script=Path(script).stem))
+    line = "\0".join(words)
+    found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", line)
+    by_people = "label_folder" in fields and bool(re.search(r"(^|\0)--label[-_]folder[=\0]", line))
+    env_id = found[-1] if found else None
+    default = args_type(**defaults_of(env_id, script=Path(script).stem, by_people=by_people))
     return tyro.cli(args_type, args=words, default=default, prog=shown)
 
 

@@ -1,7 +1,8 @@
 """Where the scripts' own defaults do not suit a task: found on seeds that no result uses.
 
-`--env-id` chooses them; what is given on the command line counts more, and `--help` beside an
-`--env-id` shows the result. The trials are in `docs/calibration.md` and `docs/driving.md`.
+`--env-id` chooses them, and `--label-folder` a budget for people; what is given on the command line
+counts more, and `--help` beside the two shows the result. The trials are in `docs/calibration.md`
+and `docs/calibration-driving.md`.
 """
 
 from __future__ import annotations
@@ -149,6 +150,11 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
 """Those of one script."""
 
 
-def defaults_of(env_id: str, *, script: str) -> dict[str, Any]:
+PEOPLE: dict[str, Any] = {"offline_queries": 100, "online_queries": 50}
+"""Label budget of `ppo_lag_pbcrl.py --label-folder`: 5 to 10 seconds each, so 15 to 25 minutes."""
+
+
+def defaults_of(env_id: str | None, *, script: str, by_people: bool = False) -> dict[str, Any]:
     """Return the arguments that a script, named without its `.py`, takes for a task; maybe none."""
-    return {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})}
+    found = {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})} if env_id else {}
+    return {**found, **PEOPLE} if by_people else found

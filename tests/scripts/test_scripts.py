@@ -315,6 +315,21 @@ def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
     ]
 
 
+def test_people_are_asked_for_what_they_can_answer_in_a_sitting(scripts):
+    found = []
+    ask = scripts.ppo_lag_pbcrl
+    for words in (
+        ["--label-folder", "questions"],
+        ["--env-id", "mine:Road-v0", "--label_folder=questions"],
+        ["--env-id", "DrivingLaneChange-v0", "--label-folder=q", "--online-queries", "70"],
+        ["--env-id", "mine:Road-v0"],
+    ):
+        ask.main(found.append, ask.Args, words)
+    budgets = [(one.offline_queries, one.online_queries) for one in found]
+    assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
+    assert found[2].num_envs == 100
+
+
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
 def test_steps_may_be_counted_as_people_write_them(scripts, word, steps):
     found = []
