@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import secrets
 import shlex
 import signal
 import subprocess
@@ -392,11 +393,16 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _track(args: Any, folder: Path) -> Any:
-    """Begin a run of Weights & Biases, with env steps (or those of pretraining) as its axis."""
+    """Begin a run of Weights & Biases, or go on with it; env steps (of pretraining) are its axis."""
     wandb: Any = importlib.import_module("wandb")
+    note = folder / "wandb_id"
+    if not note.exists():
+        write_atomically(note, secrets.token_hex(4).encode())
     # Not sync_tensorboard: with wandb 0.31 every event repeats all numbers of its step, films too.
     tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "pbcrl"),
+        id=note.read_text(),
+        resume="allow",
         name=folder.name,
         dir=str(folder),
         config=dataclasses.asdict(args),

@@ -421,14 +421,14 @@ def test_a_run_that_is_resumed_may_show_more(scripts, tmp_path, monkeypatch, cap
 
 def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch):
     """To a stand-in for wandb, which keeps what it is given."""
-    rows, axes, films = [], {}, []
+    rows, axes, films, began = [], {}, [], []
     tracked = SimpleNamespace(
         log=rows.append,
         define_metric=lambda name, *, step_metric: axes.update({name: step_metric}),
         finish=lambda *, exit_code: rows.append({"exit_code": exit_code}),
     )
     stand_in = ModuleType("wandb")
-    stand_in.init = lambda **_: tracked
+    stand_in.init = lambda **how: began.append((how["id"], how["resume"])) or tracked
     stand_in.Video = lambda path, **how: films.append((path, how))
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     monkeypatch.setattr("common.args.find_spec", lambda _: True)
@@ -443,6 +443,9 @@ def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch
             (event.step, pytest.approx(event.value, rel=1e-6)) for event in board.Scalars(tag)
         ]
     assert films == [(str(folder / "videos" / "seed-1000000.mp4"), {"format": "mp4"})]
+    longer = small_ppo_lag(scripts, tmp_path, resume=str(folder), extend_to=1_600, track=True)
+    scripts.ppo_lag.train(longer)
+    assert began == [((folder / "wandb_id").read_text(), "allow")] * 2
 
 
 def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_path, monkeypatch):
