@@ -393,7 +393,7 @@ def _table(values: Mapping[str, Any]) -> str:
 
 
 def _track(args: Any, folder: Path) -> Any:
-    """Begin a run of Weights & Biases, or go on with it; env steps (of pretraining) are its axis."""
+    """Begin, or go on with, a run of Weights & Biases; env steps (of pretraining) are its axis."""
     wandb: Any = importlib.import_module("wandb")
     note = folder / "wandb_id"
     if not note.exists():
