@@ -180,9 +180,9 @@ class Args:
     """probability that the simulated oracle flips a safety label"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER), by default 100
-    queries offline and 50 online. Neither info['cost'] nor --cost-limit is needed then, and nothing
-    is learned from them. Runs share a folder's answers, one run at a time, and ask nothing there a
-    second time"""
+    queries on 200,000 collected steps, and 50 online. Neither info['cost'] nor --cost-limit is
+    needed then, and nothing is learned from them. Runs share a folder's answers, one run at a time,
+    and ask nothing there a second time"""
     label_annotators: int = 1
     """people who are to answer each question in that folder"""
     label_wait: float = 0.0

@@ -150,8 +150,12 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
 """Those of one script."""
 
 
-PEOPLE: dict[str, Any] = {"offline_queries": 100, "online_queries": 50}
-"""Label budget of `ppo_lag_pbcrl.py --label-folder`: 5 to 10 seconds each, so 15 to 25 minutes."""
+PEOPLE: dict[str, Any] = {
+    "collect_timesteps": 200_000,  # 100 pairs need 200 episodes, and somebody waits for them
+    "offline_queries": 100,
+    "online_queries": 50,
+}
+"""What `ppo_lag_pbcrl.py --label-folder` asks: 5 to 10 seconds each, so 15 to 25 minutes."""
 
 
 def defaults_of(env_id: str | None, *, script: str, by_people: bool = False) -> dict[str, Any]:
