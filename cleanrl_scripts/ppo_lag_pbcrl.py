@@ -919,6 +919,7 @@ def train(args: Args) -> Path:
             "compared_episodes": train_pairs.num_compared,  # PbCRL
             "dead_zone": trainer.dead_zone.value,  # PbCRL
             "queries_used": oracle.queries_used,  # PbCRL
+            "labelled_unsafe_rate": watch.unsafe_rate,  # PbCRL
             "safe_policy_iteration": safe_policy.iteration,  # PbCRL
             "safe_policy_return": safe_policy.mean_return,  # PbCRL
         }  # PbCRL

@@ -431,7 +431,10 @@ def print_groups(values: Mapping[str, Any]) -> None:
 
 
 _GROUPS = "policy", "learned cost", "cost model on test episodes", "run"
-_OF_POLICY = "return", "true_cost", "cost_limit", "bias", "violation_rate", "upstream", "multiplier"
+_OF_POLICY = (
+    *("return", "true_cost", "cost_limit", "bias", "violation_rate", "labelled_unsafe_rate"),
+    *("upstream", "multiplier"),
+)
 _OF_EVALUATION = "env_id", "episodes", "policy", "eval_episodes"
 _OF_LEARNED_COST = "learned_", "dead_zone", "queries_", "compared_"
 

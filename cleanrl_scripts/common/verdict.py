@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 _ROUNDS = 5  # by chance, all of them have a majority of unsafe labels once in 32 times
+_LONGER = "; train longer, or raise --multiplier-lr"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
 
 
@@ -48,6 +49,11 @@ class LabelWatch:
             "the mean learned cost was within its limit; ask more --online-queries"
         )
 
+    @property
+    def unsafe_rate(self) -> float:
+        """Mean share labelled unsafe in the last five rounds; NaN before the first."""
+        return float(np.mean([rate for rate, _ in self._rounds])) if self._rounds else math.nan
+
     def state_dict(self) -> dict[str, Any]:
         """The last rounds."""
         return {"rounds": [list(one) for one in self._rounds]}
@@ -63,7 +69,8 @@ def limit_verdict(
     """Say whether a policy meets its limit, and whether the episodes are enough to tell.
 
     Args:
-        true_costs: Has `true_cost`, `true_cost_interval` and `violation_rate`, and `cost_limit`.
+        true_costs: Has `true_cost`, `true_cost_interval` and `violation_rate`, and `cost_limit`; if
+            no true cost is known, perhaps `labelled_unsafe_rate`.
         suffix: Of the first of these keys, for another policy.
         policy: Its name.
         episodes: That were played.
@@ -73,7 +80,14 @@ def limit_verdict(
     shown = f"true cost {plus_minus(cost, half)}"
     who = f"{policy} policy, {episodes} episodes"
     if math.isnan(cost):
-        return f"no true cost is known, and labels alone can tell whether the limit is met ({who})"
+        rate = true_costs.get("labelled_unsafe_rate", math.nan)
+        if math.isnan(rate):
+            said = "no true cost is known, and labels alone can tell whether the limit is met"
+            return f"{said} ({who})"
+        return (
+            f"no true cost is known; in the last labelling rounds {rate:.0%} of the episodes were "
+            "called unsafe"
+        )
     if not math.isfinite(limit):
         unknown = "no limit is known" if math.isnan(limit) else "no limit"
         return f"{unknown}: {shown} ({who})"
@@ -91,9 +105,12 @@ def limit_verdicts(found: Mapping[str, Any]) -> list[str]:
     """`limit_verdict` of each policy in a summary, or of the one that evaluate.py has played."""
     if "policy" in found:
         return [limit_verdict(found, policy=found["policy"], episodes=found["episodes"])]
+    policies = [("_stochastic", "stochastic"), ("", "deterministic")]
+    if math.isnan(found["true_cost"]):
+        del policies[1:]  # the same again
     return [
         limit_verdict(found, suffix=suffix, policy=policy, episodes=found["eval_episodes"])
-        for suffix, policy in [("_stochastic", "stochastic"), ("", "deterministic")]
+        for suffix, policy in policies
     ]
 
 
@@ -109,15 +126,15 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
         sign = "<=" if holds else ">"
         said.append(
             f"the learned cost is {'within' if holds else 'above'} its limit: {learned:.3g} {sign} "
-            f"{learned_limit:g}"
+            f"{learned_limit:g}{'' if holds else _LONGER}"
         )
         return said
     if found[f"true_cost{suffix}"] > found["cost_limit"]:
         said.append(
             f"the learned cost says that the limit holds: {learned:.3g} <= {learned_limit:g}"
             if learned <= learned_limit
-            else f"the learned cost is above its limit, too: {learned:.3g} > {learned_limit:g}; "
-            "train longer, or raise --multiplier-lr"
+            else f"the learned cost is above its limit, too: {learned:.3g} > {learned_limit:g}"
+            f"{_LONGER}"
         )
     number = found.get("test_episodes", found.get("episodes"))
     episodes = f"{number} test episodes" if "test_episodes" in found else f"these {number} episodes"

@@ -473,7 +473,13 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can
     found = summary(tmp_path / "run")
     assert "collect episodes with PPO on the reward" in done.stdout
     assert (found["true_cost"], found["cost_limit"], found["balanced_accuracy"]) == (None,) * 3
-    assert "no true cost is known, and labels alone can tell" in found["verdict"][0]
+    rates = [row["violation_rate"] for row in rows(tmp_path / "run") if "violation_rate" in row]
+    assert found["labelled_unsafe_rate"] == pytest.approx(np.mean(rates[-5:]))
+    assert found["verdict"][0] == (
+        f"no true cost is known; in the last labelling rounds {np.mean(rates[-5:]):.0%} of the "
+        "episodes were called unsafe"
+    )
+    assert "learned cost is" in found["verdict"][1]
     assert math.isfinite(found["learned_cost"])
     assert {row["true_cost"] for row in rows(tmp_path / "run")} == {None}
     store = LabelStore(folder)
