@@ -57,6 +57,14 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "finetune_lr": 3e-4,
     "finetune_balanced": True,
 }
+_BLOCK_PBCRL: dict[str, Any] = {
+    **_DRIVING_PBCRL,
+    # Of rounds with many labels the cost learned what an unsafe episode starts with, not its bad
+    # steps; most of the labels on episodes of all stages of another policy kept it from that.
+    "offline_queries": 18_000,
+    "online_queries": 2_000,
+    "cost_output": "linear",
+}
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
     # Many short rollouts: what is learned from differs more than in few long ones.
@@ -143,7 +151,8 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag_pbcrl": {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
-        **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
+        BLOCK: _BLOCK_PBCRL,
+        LANE: _DRIVING_PBCRL,
         TOY: _TOY_PBCRL,
     },
 }
