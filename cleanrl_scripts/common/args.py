@@ -242,13 +242,13 @@ def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
     """Parse a command line; what a training script does by default depends on what is given."""
     script = str(sys.modules[args_type.__module__].__file__)
     shown = command_of(script)  # in the help
-    fields = {field.name for field in dataclasses.fields(args_type)}
     # evaluate.py has none, and a resumed run keeps its own arguments.
-    if "total_timesteps" not in fields or "--resume" in words:
+    if not hasattr(args_type, "total_timesteps") or "--resume" in words:
         return tyro.cli(args_type, args=words, prog=shown)
     line = "\0".join(words)
     found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", line)
-    by_people = "label_folder" in fields and bool(re.search(r"(^|\0)--label[-_]folder[=\0]", line))
+    asks = re.search(r"(?:^|\0)--label[-_]folder[=\0]", line) is not None
+    by_people = asks and hasattr(args_type, "label_folder")
     env_id = found[-1] if found else None
     default = args_type(**defaults_of(env_id, script=Path(script).stem, by_people=by_people))
     return tyro.cli(args_type, args=words, default=default, prog=shown)
