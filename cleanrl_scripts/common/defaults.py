@@ -167,7 +167,7 @@ PEOPLE: dict[str, Any] = {
 """What `ppo_lag_pbcrl.py --label-folder` asks: 5 to 10 seconds each, so 15 to 25 minutes."""
 
 
-def defaults_of(env_id: str | None, *, script: str, by_people: bool = False) -> dict[str, Any]:
+def defaults_of(env_id: str, *, script: str, by_people: bool = False) -> dict[str, Any]:
     """Return the arguments that a script, named without its `.py`, takes for a task; maybe none."""
-    found = {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})} if env_id else {}
+    found = {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})}
     return {**found, **PEOPLE} if by_people else found
