@@ -92,6 +92,8 @@ MADE_BY = "commit", "hardware", "command"
 NOT_STAGES = "wall_seconds", "oracle_seconds"
 """Columns in seconds of `runs.csv` that are no stage of a run."""
 CURVE = "env_steps", "episodes", "return", "true_cost", "learned_cost", "wall_seconds"
+NUMBERS = *METRICS, "cost_limit", "learned_limit", "wall_seconds", "oracle_seconds"
+"""Columns of `runs.csv` that tables and figures compute with."""
 CURVE_POINTS = 120
 """At most, in `curves.csv`."""
 
@@ -290,11 +292,11 @@ def load_report(folder: Path) -> list[Run]:
     """
     points: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     if (folder / "curves.csv").exists():
-        for row in read_csv(folder / "curves.csv", *CELL, "env_steps"):
+        for row in read_csv(folder / "curves.csv", *CELL, "env_steps", numbers=CURVE):
             key = tuple(row.pop(name) for name in CELL)
             points.setdefault(key, []).append({k: number(v) for k, v in row.items()})
     runs = {}
-    for row in read_csv(folder / "runs.csv", *CELL, "wall_seconds"):
+    for row in read_csv(folder / "runs.csv", *CELL, "wall_seconds", numbers=NUMBERS):
         key = tuple(row[name] for name in CELL)
         VARIANTS.setdefault(row["variant"], Variant(row["variant"], row["variant"]))
         made_by = {name: row.pop(name, "") or None for name in MADE_BY}
@@ -307,8 +309,8 @@ def load_report(folder: Path) -> list[Run]:
     return list(runs.values())
 
 
-def read_csv(path: Path, *keys: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file that must have these columns."""
+def read_csv(path: Path, *keys: str, numbers: Sequence[str]) -> list[dict[str, str]]:
+    """Return the rows of a CSV file that must have `keys`, and nothing but numbers in `numbers`."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -316,6 +318,12 @@ def read_csv(path: Path, *keys: str) -> list[dict[str, str]]:
         raise SystemExit(f"error: --earlier must hold the files of a report: {error}") from None
     for line, row in enumerate(rows, start=2):
         whole = None not in row and all(row.get(key) for key in keys)
+        texts = [key for key in numbers if isinstance(number(row.get(key) or ""), str)]
+        if whole and texts:
+            raise SystemExit(
+                f"error: {path}, line {line}, must have a number or nothing as {texts[0]}, got "
+                f"{row[texts[0]]!r}; mend the line, or take the file from version control"
+            )
         if not whole or not row["seed"].isdecimal():
             raise SystemExit(
                 f"error: {path}, line {line}, must have {', '.join(keys)} and no cell too many; "

@@ -332,6 +332,10 @@ def test_curves_are_thinned_to_120_points_with_the_first_and_the_last(report, tm
         ("env_id,variant,seed\nx,ppo_lag,0\n", "line 2, must have .*wall_seconds"),
         ("env_id,variant,seed,wall_seconds\nx,ppo_lag,first,1\n", "line 2, must have"),
         ("env_id,variant,seed,wall_seconds\nx,ppo_lag,0,1,2\n", "line 2, .*no cell too many"),
+        (
+            "env_id,variant,seed,wall_seconds,return\nx,ppo_lag,0,1,1O\n",
+            "line 2, must have a number or nothing as return, got '1O'; mend",
+        ),
     ],
 )
 def test_a_damaged_earlier_report_is_refused(report, tmp_path, content, message):
@@ -340,6 +344,15 @@ def test_a_damaged_earlier_report_is_refused(report, tmp_path, content, message)
         (tmp_path / "old" / "runs.csv").write_text(content)
     with pytest.raises(SystemExit, match=message):
         made(report, tmp_path, "toy", earlier="old")
+
+
+def test_a_damaged_cell_of_earlier_curves_is_refused(report, tmp_path):
+    write_run(tmp_path / "runs", TOY, "ppo_lag", 0, rows=[row(5_000), row(10_000)])
+    made(report, tmp_path, "toy")
+    curves = tmp_path / "out" / "curves.csv"
+    curves.write_text(curves.read_text().replace("10000", "1OOOO"))
+    with pytest.raises(SystemExit, match=r"curves\.csv, line 3, must have a number or .*'1OOOO'"):
+        made(report, tmp_path, "toy", runs="none", earlier="out", out="again")
 
 
 def test_runs_that_are_not_finished_are_left_out(report, tmp_path):
