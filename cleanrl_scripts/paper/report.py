@@ -318,16 +318,16 @@ def read_csv(path: Path, *keys: str, numbers: Sequence[str]) -> list[dict[str, s
         raise SystemExit(f"error: --earlier must hold the files of a report: {error}") from None
     for line, row in enumerate(rows, start=2):
         whole = None not in row and all(row.get(key) for key in keys)
-        texts = [key for key in numbers if isinstance(number(row.get(key) or ""), str)]
-        if whole and texts:
-            raise SystemExit(
-                f"error: {path}, line {line}, must have a number or nothing as {texts[0]}, got "
-                f"{row[texts[0]]!r}; mend the line, or take the file from version control"
-            )
         if not whole or not row["seed"].isdecimal():
             raise SystemExit(
                 f"error: {path}, line {line}, must have {', '.join(keys)} and no cell too many; "
                 "mend the line, or take the file from version control"
+            )
+        texts = [key for key in numbers if isinstance(number(row.get(key) or ""), str)]
+        if texts:
+            raise SystemExit(
+                f"error: {path}, line {line}, must have a number or nothing as {texts[0]}, got "
+                f"{row[texts[0]]!r}; mend the line, or take the file from version control"
             )
     return rows
 
