@@ -36,6 +36,8 @@ _DRIVING_LIMIT: dict[str, Any] = {
     "multiplier_proportional": 40.0,
     "multiplier_cap": 5.0,
 }
+# A beginner's forty bad steps at 5 each are dearer than the crash that ends them, 100.
+_BLOCK_LIMIT: dict[str, Any] = {**_DRIVING_LIMIT, "multiplier_cap": 3.0}
 _DRIVING_PBCRL: dict[str, Any] = {
     # What costs are rare accidents. An unsafe episode has some ten bad steps: one in a hundred
     # makes a mean of 0.1, the limit, and half as many leave a margin.
@@ -64,6 +66,10 @@ _BLOCK_PBCRL: dict[str, Any] = {
     "offline_queries": 18_000,
     "online_queries": 2_000,
     "cost_output": "linear",
+    # The few labels of a round must be felt, and the policy still be able to leave what they price:
+    # of two ways past the cars it had chosen one by then, off the middle of a lane.
+    "finetune_lr": 1e-3,
+    "initial_log_std": -0.5,
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
@@ -143,7 +149,8 @@ TASKS: dict[str, dict[str, Any]] = {
 _LIMIT = {
     **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_LIMIT),
     **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_LIMIT),
-    **dict.fromkeys((BLOCK, LANE), _DRIVING_LIMIT),
+    BLOCK: _BLOCK_LIMIT,
+    LANE: _DRIVING_LIMIT,
 }
 TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag": _LIMIT,
