@@ -66,10 +66,10 @@ _BLOCK_PBCRL: dict[str, Any] = {
     "offline_queries": 18_000,
     "online_queries": 2_000,
     "cost_output": "linear",
-    # The few labels of a round must be felt, and the policy still be able to leave what they price:
-    # of two ways past the cars it had chosen one by then, off the middle of a lane.
-    "finetune_lr": 1e-3,
-    "initial_log_std": -0.5,
+    # To stop when the held-out loss rests was to stop at 270 or at 1,510 steps: by few the cost is
+    # blurred, by many so steep that the policy is lost in its first rounds. These are about 760.
+    "pretrain_epochs": 6,
+    "patience": 100,  # evaluations, of which there are 76: none stops it
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
@@ -177,4 +177,6 @@ PEOPLE: dict[str, Any] = {
 def defaults_of(env_id: str, *, script: str, by_people: bool = False) -> dict[str, Any]:
     """Return the arguments that a script, named without its `.py`, takes for a task; maybe none."""
     found = {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})}
+    if by_people and env_id == BLOCK:  # six epochs of a hundred labels would be six steps
+        found |= {"pretrain_epochs": 200, "patience": 10}
     return {**found, **PEOPLE} if by_people else found

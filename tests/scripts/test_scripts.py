@@ -328,6 +328,9 @@ def test_people_are_asked_for_what_they_can_answer_in_a_sitting(scripts):
     budgets = [(one.offline_queries, one.online_queries) for one in found]
     assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
     assert found[2].num_envs == 100
+    for words in ([], ["--label-folder", "q"]):
+        ask.main(found.append, ask.Args, ["--env-id", "DrivingBlockedRoad-v0", *words])
+    assert [(one.pretrain_epochs, one.patience) for one in found[-2:]] == [(6, 100), (200, 10)]
 
 
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
