@@ -32,7 +32,7 @@ from common.video import check_film, film
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
-from pbcrl.policy import POLICY_FILE
+from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.storage import load_tensors
 
 # -- Args ------------------------------------------------------------------------------------------
@@ -52,6 +52,8 @@ class Args:
     """of the first env; env i gets seed + i"""
     stochastic: bool = False
     """sample actions instead of taking their mean"""
+    safe_policy: bool = False
+    """play the best policy that labels called safe, policy_safe.safetensors, instead of the last"""
     capture_video: int = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     plots: bool = False
@@ -127,6 +129,24 @@ def load_agent(
     return agent, env_id, horizon
 
 
+def load_safe_policy(folder: Path, policy: Policy | None) -> None:
+    """Copy the weights of the policy that labels called safe into another, and so into its agent.
+
+    Raises:
+        StorageError: If the run has none.
+    """
+    path = folder / SAFE_POLICY_FILE
+    if policy is None or not path.exists():
+        raise StorageError(
+            f"--safe-policy plays {SAFE_POLICY_FILE}, but {folder} has none that can be played: "
+            "labels called no policy of this run safe, or its script keeps none; leave the flag "
+            "out to play the last policy"
+        )
+    tensors = policy.state_dict()["tensors"]
+    for name, tensor in load_policy(path).state_dict()["tensors"].items():
+        tensors[name].copy_(tensor)
+
+
 # -- The real Safety-Gymnasium ---------------------------------------------------------------------
 
 
@@ -179,6 +199,8 @@ def evaluate(args: Args) -> None:
     if policy is not None and older:
         with suppress(StorageError):  # a folder may be read-only
             policy.save(folder / POLICY_FILE)
+    if args.safe_policy:
+        load_safe_policy(folder, policy)
     given = trained["cost_limit"] if env_id == trained["env_id"] else None
     given = given if args.cost_limit is None else args.cost_limit
     limit = resolve_cost_limit(env_id, given, needed=trained.get("label_folder") is None)
@@ -207,10 +229,11 @@ def evaluate(args: Args) -> None:
     )
     true = true_costs(episodes)
     limited = np.isfinite(limit)
+    kind = "stochastic" if args.stochastic else "deterministic"
     result = {
         "env_id": env_id,
         "episodes": args.episodes,
-        "policy": "stochastic" if args.stochastic else "deterministic",
+        "policy": f"{kind} safe" if args.safe_policy else kind,
         "return": float(returns.mean()),
         "return_interval": interval(returns),
         "true_cost": float(true.mean()),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pbcrl import CostModel, load_policy
+from pbcrl.errors import StorageError
 from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 
 from .conftest import load
@@ -69,6 +70,28 @@ def test_the_safe_policy_is_the_one_of_the_highest_return_in_rounds_that_labels_
     assert min(row["unsafe_rate"] for row in rows(folder)) > 0
     assert summary(folder)["safe_policy_iteration"] is None
     assert not (folder / SAFE_POLICY_FILE).exists()
+
+
+def test_the_safe_policy_is_played_in_place_of_the_last_one(scripts, tmp_path, capsys):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
+    args = scripts.evaluate.Args(str(folder), episodes=3, safe_policy=True, torch_threads=1)
+    with pytest.raises(StorageError, match="labels called no policy of this run safe"):
+        scripts.evaluate.evaluate(args)
+
+    trained = json.loads((folder / "args.json").read_text())
+    agent, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
+    obs = np.random.default_rng(0).normal(size=(50, len(agent.obs_mean)))
+    last = agent.act(obs)
+    with torch.no_grad():
+        agent.mean[1].bias.add_(0.3)
+    policy_of(agent, "Walk").save(folder / SAFE_POLICY_FILE)
+    safe, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
+    assert (safe.act(obs) == last).all()
+    scripts.evaluate.load_safe_policy(folder, policy_of(safe, "Walk"))
+    np.testing.assert_allclose(safe.act(obs), last + 0.3, rtol=1e-5, atol=1e-6)
+
+    scripts.evaluate.evaluate(args)
+    assert "deterministic safe policy, 3 episodes" in capsys.readouterr().out
 
 
 def test_an_edited_agent_that_a_file_cannot_describe_leaves_none(scripts, tmp_path):
