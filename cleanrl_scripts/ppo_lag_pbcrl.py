@@ -26,6 +26,7 @@ from common.envs import (
     check_rollout,
     check_segment_length,  # PbCRL
     flat_dims,
+    horizon_of,  # PbCRL
     make_envs,
     require_cost,
     resolve_cost_limit,
@@ -120,12 +121,13 @@ class Args:
     # -- Method --------------------------------------------------------------------------------
     constraint: Literal["learned", "rate", "accept"] = "learned"
     """what moves λ, see docs/constraint.md. learned: the mean learned cost, in every iteration (the
-    paper); rate: the share of episodes labelled unsafe, in labelling rounds; accept: whether the
-    mean cost of a batch of fresh episodes is within the limit, in labelling rounds. Multiplier rule
-    and lr by default: adam 0.05; ascent 2; ascent 0.12, which are steps of ±0.06. With softplus lr
-    is 0.12 per iteration in all three"""
+    paper); rate: the share of episodes (segments) labelled unsafe, in labelling rounds; accept:
+    whether the mean cost of a batch of fresh episodes is within the limit, in labelling rounds.
+    Multiplier rule and lr by default: adam 0.05; ascent 2; ascent 0.12, which are steps of ±0.06.
+    With softplus lr is 0.12 per iteration in all three"""
     max_unsafe_rate: float = 0.05
-    """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate"""
+    """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate; of unsafe segments,
+    with --segment-length"""
     accept_batch: int = 20
     """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
     multiplier_floor: float = 0.0
@@ -138,9 +140,10 @@ class Args:
     offline_queries: int = 18_000
     """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
     segment_length: int | None = None
-    """steps of the segments that the offline queries compare, to learn which steps cost; an eighth
-    of them show batches of accept_batch episodes instead, which set the limit. Default: the queries
-    compare whole episodes"""
+    """steps of the segments that queries show instead of whole episodes, to learn which steps cost.
+    With --constraint rate all queries do, and a segment is safe within its share of the limit; else
+    only the offline ones do, and an eighth of these shows batches of accept_batch episodes instead,
+    which set the limit. Default: whole episodes"""
     online_queries: int = 2_000
     """pairs labelled in policy training, spread evenly over it"""
     finetune_interval: int = 5
@@ -448,19 +451,25 @@ def check_batches(args: Args, flag: str, *, instead: str) -> None:
         )
 
 
+def labels_segments(args: Args) -> bool:
+    """Whether all queries show segments; else, if any do, those of pretraining alone."""
+    return args.segment_length is not None and args.constraint == "rate"
+
+
 def check_constraint(args: Args) -> None:
     """Refuse a constraint that no label can move, and segments that nobody would be asked about.
 
     Raises:
         ValueError: If so.
     """
-    if args.segment_length is not None:
+    if args.segment_length is not None and args.cost_output != "linear":
+        raise ValueError(
+            "with --segment-length a limit of segments must hold for episodes, or be set "
+            "afterwards, which only a linear output can take, got --cost-output "
+            f"{args.cost_output}; leave one of them out"
+        )
+    if args.segment_length is not None and not labels_segments(args):
         check_batches(args, "--segment-length", instead="leave it out")
-        if args.cost_output != "linear":
-            raise ValueError(
-                "--segment-length sets the limit afterwards, which only a linear output can take, "
-                f"got --cost-output {args.cost_output}; leave one of them out"
-            )
         if args.offline_queries // 8 < 2 * num_queries(args.accept_batch):
             raise ValueError(
                 "segments are compared offline, and an eighth of the queries shows batches of "
@@ -530,15 +539,17 @@ def pretrain(
 ) -> None:
     """Phases 2 and 3: buy labels of the offline episodes or segments, fit the cost model to them.
 
-    Segments tell which steps cost, and nothing of the limit: that is set by the mean cost of
-    batches of `episodes`, in the order in which they were played.
+    Unless the labels that are to come online are of segments too, these tell which steps cost, and
+    nothing of the limit: that is set by the mean cost of batches of `episodes`, in the order in
+    which they were played.
     """
     train, queries, batches = feedback.buffer, args.offline_queries, list[list[Trajectory]]()
     whole = args.segment_length is None
+    order_only = not whole and not labels_segments(args)
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         if args.label_folder is not None:
             run.say(f"   answer with: python -m pbcrl.label {args.label_folder}")
-        if not whole:
+        if order_only:
             size = args.accept_batch
             batches = [episodes[i : i + size] for i in range(0, len(episodes) - size + 1, size)]
             batches = batches[: queries // 8 // num_queries(size)]
@@ -552,13 +563,13 @@ def pretrain(
         if isinstance(feedback.oracle, FolderOracle):
             feedback.oracle.announce(batches)  # so that people find all questions at once
         num_valid, num_train = feedback.label_all(
-            [(valid, queries // 10), (train, queries - queries // 10)], safety=whole
+            [(valid, queries // 10), (train, queries - queries // 10)], safety=not order_only
         )
         accepted = [feedback.judge(batch) for batch in batches]
         run.say(
             f"   {num_train} + {num_valid} queries over {train.num_compared} + "
             f"{valid.num_compared} different {'episodes' if whole else 'segments'} for training + "
-            f"validation{'' if whole else f', and {len(batches)} batches of episodes'}"
+            f"validation{f', and {len(batches)} batches of episodes' if batches else ''}"
         )
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
         trainer.model.fit_input_scale(episodes)
@@ -568,7 +579,7 @@ def pretrain(
             max_epochs=args.pretrain_epochs,
             patience=args.patience,
             validate_every=args.validate_every,
-            order_only=not whole,
+            order_only=order_only,
             on_evaluation=lambda steps, e: run.pretrained(
                 steps, e.selection_loss, e.pair_accuracy, e.safety_accuracy
             ),
@@ -636,9 +647,14 @@ def train(args: Args) -> Path:
         run.say(f"== PbCRL on {args.env_id}; files in {run.folder}")  # PbCRL
         # -- Method --------------------------------------------------------------------------------
         replays = Replays(run.folder) if by_people else None
-        oracle = make_oracle(args, run, limit, replays)
+        length, horizon = args.segment_length, horizon_of(envs)
+        share, options = 1.0, dict[str, Any]()
+        if length is not None and labels_segments(args):
+            # A sum of at most 0 is safe, whatever the number of steps.
+            share, options = length / horizon, {"horizon": None, "output_scale": horizon**-0.5}
+        oracle = make_oracle(args, run, share * limit, replays)
         cost_model = CostModel.for_env(
-            envs, hidden_sizes=args.cost_hidden_sizes, output=args.cost_output
+            envs, hidden_sizes=args.cost_hidden_sizes, output=args.cost_output, **options
         )
         trainer = CostModelTrainer(
             cost_model,
@@ -652,7 +668,6 @@ def train(args: Args) -> Path:
         )
         test, valid, train = offline_episodes(args, run, envs, limit=limit, replays=replays)
         train_pairs, valid_pairs = PreferenceBuffer(), PreferenceBuffer()
-        length = args.segment_length
         for buffer, part in ((valid_pairs, valid), (train_pairs, train)):
             buffer.add_trajectories(part if length is None else cut_segments(part, length))
             if replays is not None and length is not None:
@@ -748,7 +763,12 @@ def train(args: Args) -> Path:
             # A slow oracle delays labels, not training: what has come by now is learned from.
             tuning: dict[str, float] = {}
             unsafe_rate, rejected = None, None  # of fresh episodes, by their labels
-            if args.online_queries:
+            if args.online_queries and length is not None and labels_segments(args):
+                segments = cut_segments(finished, length)
+                if replays is not None:
+                    replays.add_segments(segments, finished, length)
+                feedback.add(segments)
+            elif args.online_queries:
                 feedback.add(finished)
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations

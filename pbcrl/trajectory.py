@@ -199,10 +199,11 @@ class PairBatch:
 def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajectory]:
     """Cut trajectories into consecutive segments of equal length, which are compared like wholes.
 
-    What is left over at an end is dropped, since a shorter segment would compare with no other. A
-    person can judge a few seconds better than a whole episode. As a limit d is per episode, a
-    segment is called safe if it keeps to its share of it, d · length / horizon; a model that learns
-    from such labels has the horizon `length`, until it is prorated.
+    The last one ends where its trajectory does, since the last steps may tell why it ended. What is
+    left over at the start is dropped, since a shorter segment would compare with no other. A person
+    can judge a few seconds better than a whole episode. As a limit d is per episode, a segment is
+    called safe if it keeps to its share of it, d · length / horizon; a model that learns from such
+    labels has the horizon `length`, until it is prorated, or none, if its limit is 0.
 
     Args:
         trajectories: Whole ones, of any lengths.
@@ -229,8 +230,13 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
     return [
         _segment(whole, start, start + length)
         for whole in trajectories
-        for start in range(0, len(whole) - length + 1, length)
+        for start in segment_starts(len(whole), length)
     ]
+
+
+def segment_starts(steps: int, length: int) -> range:
+    """Return the first step of each segment that `cut_segments` makes of so many steps."""
+    return range(steps % length, steps - length + 1, length)
 
 
 def _segment(whole: Trajectory, start: int, end: int) -> Trajectory:

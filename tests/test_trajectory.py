@@ -210,13 +210,13 @@ def test_the_size_of_a_batch_is_its_number_of_pairs():
 # -- Segments --------------------------------------------------------------------------------
 
 
-def test_segments_follow_each_other_and_leave_the_rest_out():
+def test_segments_follow_each_other_up_to_the_end_and_leave_the_rest_out():
     """Five steps make two segments of two; one step makes none."""
     whole = Trajectory(np.arange(5.0)[:, None], np.zeros((5, 1)), np.array([1, 2, 3, 4, 5]))
     short = Trajectory(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1))
     first, second = cut_segments([whole, short], 2)
-    assert (first.obs.ravel().tolist(), second.obs.ravel().tolist()) == ([0, 1], [2, 3])
-    assert (first.true_cost, second.true_cost) == (3, 7)
+    assert (first.obs.ravel().tolist(), second.obs.ravel().tolist()) == ([1, 2], [3, 4])
+    assert (first.true_cost, second.true_cost) == (5, 9)
 
 
 def test_segments_need_no_costs_and_share_the_memory_of_their_episode():

@@ -26,6 +26,7 @@ from pbcrl.label.replay import Replay
 from pbcrl.label_log import trajectory_digest
 from pbcrl.recorder import discarded_envs
 from pbcrl.storage import unwritable, write_all
+from pbcrl.trajectory import segment_starts
 from pbcrl_envs.batched import BatchedEnv
 
 _RECORD = struct.Struct("<16sII")  # digest of a trajectory, bytes and crc32 of its replay
@@ -109,9 +110,7 @@ class Replays:
     ) -> None:
         """Note the segments that `cut_segments` has made of episodes."""
         starts = [
-            (whole, start)
-            for whole in wholes
-            for start in range(0, len(whole) - length + 1, length)
+            (whole, start) for whole in wholes for start in segment_starts(len(whole), length)
         ]
         replays: list[Replay | None] = []
         for whole, start in starts:

@@ -85,8 +85,8 @@ def limit_verdict(
             said = "no true cost is known, and labels alone can tell whether the limit is met"
             return f"{said} ({who})"
         return (
-            f"no true cost is known; in the last labelling rounds {rate:.0%} of the episodes were "
-            "called unsafe"
+            f"no true cost is known; in the last labelling rounds {rate:.0%} of what was judged "
+            "was called unsafe"
         )
     if not math.isfinite(limit):
         unknown = "no limit is known" if math.isnan(limit) else "no limit"

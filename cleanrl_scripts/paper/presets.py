@@ -460,6 +460,8 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     if row.options.get("constraint") == "learned":
         options |= PAPER_QUERIES
         options |= BY_COST_OPTIONS.get(env_id, {})
+        if "segment-length" in options:  # the paper compares whole episodes
+            options["segment-length"] = None
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":

@@ -3,9 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from pbcrl.dataset import TrajectoryDataset
 from pbcrl.label_log import read_labels
 from pbcrl.storage import load_tensors
 
@@ -73,7 +75,11 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize(
     "options",
-    [*({"constraint": one} for one in CONSTRAINTS), {"segment_length": 25, "offline_queries": 200}],
+    [
+        *({"constraint": one} for one in CONSTRAINTS),
+        {"segment_length": 25, "offline_queries": 200},
+        {"segment_length": 30, "constraint": "rate"},
+    ],
     ids=str,
 )
 def test_a_run_that_is_cut_off_ends_bit_identical(
@@ -187,6 +193,10 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
             {"segment_length": 0},
             "--segment-length must be at least 1, got 0",
         ),
+        (
+            {"segment_length": 10, "constraint": "rate", "cost_output": "softplus"},
+            "which only a linear output can take, got --cost-output softplus; leave one of them",
+        ),
         ({"segment_length": 101}, r"--segment-length must lie in 1\.\.100, .* got 101"),
         (
             {"segment_length": 10, "offline_queries": 95},
@@ -255,6 +265,27 @@ def test_segments_are_compared_and_batches_of_episodes_set_the_limit(script, mak
     said = capsys.readouterr().out
     assert "159 + 17 queries over" in said
     assert "different segments for training + validation, and 4 batches of episodes" in said
+
+
+def test_with_a_rate_every_query_shows_segments_and_these_are_safe_within_their_share(
+    script, make_args
+):
+    """30 steps of 100 and d = 5: a segment is unsafe above 1.5, and λ follows their share."""
+    options = {"segment_length": 30, "constraint": "rate", "safety_noise": 0.0}
+    folder = script.train(make_args("run", cost_limit=5.0, **options))
+    labels = read_labels(folder / "labels.jsonl")
+    assert len(labels) == summary(folder)["queries_used"] == 220
+    assert not any(math.isnan(x) for one in labels for x in (one.first_safe, one.second_safe))
+    found = rows(folder)
+    for number, row in enumerate(ROUNDS, 1):
+        shown = TrajectoryDataset(folder / "online" / f"{number:04d}")
+        assert {len(one) for one in shown} == {30}
+        unsafe = [one.true_cost > 1.5 for one in shown]
+        assert found[row]["unsafe_rate"] == pytest.approx(np.mean(unsafe))
+    assert any(0 < found[row]["unsafe_rate"] < 1 for row in ROUNDS)
+    recorded = str(folder / "labels.jsonl")
+    again = script.train(make_args("again", cost_limit=5.0, **options, replay_labels=recorded))
+    assert rows(again) == found
 
 
 @pytest.mark.parametrize("limit", [0.0, 1e3])

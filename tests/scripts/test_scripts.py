@@ -450,9 +450,11 @@ def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("constraint", ["learned", "accept"])
-def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can_be_drawn(
-    tmp_path, constraint
+@pytest.mark.parametrize(
+    ("constraint", "shown"), [("learned", "episodes"), ("accept", "episodes"), ("rate", "segments")]
+)
+def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_can_be_drawn(
+    tmp_path, constraint, shown
 ):
     """A toy of a module beside the run, which reports no cost and has no known limit."""
     (tmp_path / "nocost.py").write_text(NO_COST)
@@ -463,6 +465,8 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can
     small = SMALL | {"hidden_sizes": 16}
     for name, value in (small | {"run_name": "run", "pretrain_epochs": 2}).items():
         options += [f"--{name.replace('_', '-')}", value]
+    if shown == "segments":
+        options += ["--segment-length", 50]
     with answering(folder, hazard_steps, limit=5):
         done = subprocess.run(
             [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), *map(str, options)],
@@ -479,8 +483,8 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can
     rates = [row["violation_rate"] for row in rows(tmp_path / "run") if "violation_rate" in row]
     assert found["labelled_unsafe_rate"] == pytest.approx(np.mean(rates[-5:]))
     assert found["verdict"][0] == (
-        f"no true cost is known; in the last labelling rounds {np.mean(rates[-5:]):.0%} of the "
-        "episodes were called unsafe"
+        f"no true cost is known; in the last labelling rounds {np.mean(rates[-5:]):.0%} of what "
+        "was judged was called unsafe"
     )
     assert "learned cost is" in found["verdict"][1]
     assert math.isfinite(found["learned_cost"])
@@ -497,7 +501,8 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_its_episodes_can
             for digest in question.members[:2]:
                 replay = Replay.from_bytes(store.replay(digest))
                 frames = list(replay_frames(replay, store.trajectory(digest), every=50))
-                assert [frame.shape for frame, _ in frames] == [(240, 240, 3)] * 3
+                number = 2 if shown == "segments" else 3  # one every 50 steps, and the last
+                assert [frame.shape for frame, _ in frames] == [(240, 240, 3)] * number
     finally:
         sys.path.remove(str(tmp_path))
         gym.registry.pop("NoCost-v0", None)
