@@ -39,39 +39,30 @@ _DRIVING_LIMIT: dict[str, Any] = {
 # A beginner's forty bad steps at 5 each are dearer than the crash that ends them, 100.
 _BLOCK_LIMIT: dict[str, Any] = {**_DRIVING_LIMIT, "multiplier_cap": 3.0}
 _DRIVING_PBCRL: dict[str, Any] = {
-    # What costs are rare accidents. An unsafe episode has some ten bad steps: one in a hundred
-    # makes a mean of 0.1, the limit, and half as many leave a margin.
+    # What costs are rare accidents. From labels of whole episodes the cost learned what unsafe ones
+    # start with, not their bad steps, and three policies in ten followed it to somewhere worse.
     "constraint": "rate",
-    "max_unsafe_rate": 0.005,
-    # Of a round's episodes hardly one is unsafe in the end: more of them show more such.
-    "offline_queries": 10_000,
-    "online_queries": 10_000,
+    "segment_length": 20,
+    # An episode has five segments, and an unsafe one some five bad steps: a mean of 0.05, which
+    # is half of the limit.
+    "max_unsafe_rate": 0.002,
+    # Of a round's segments hardly one is unsafe in the end: more of them show more such.
+    "offline_queries": 14_000,
+    "online_queries": 6_000,
     # All episodes are unsafe at first: the integral must not remember that for long.
     "multiplier_rule": "pid",
     "multiplier_lr": 1.0,
     "multiplier_proportional": 10.0,
     "multiplier_cap": 5.0,
-    # Else a crash, which ends the episode, would end its cost as well.
-    "cost_output": "softplus",
-    # Rounds of safe episodes alone: the few unsafe ones of all rounds say which steps cost, and
-    # it takes many steps until the model sees the steps, not the starts that lead to them.
+    # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
+    # very different steepness.
+    "pretrain_epochs": 6,
+    "patience": 100,  # evaluations, of which there are 60: none stops it
+    # Rounds of safe segments alone: the few unsafe ones of all rounds say which steps cost, and
+    # it takes many steps until the model sees them.
     "finetune_epochs": 20,
     "finetune_lr": 3e-4,
     "finetune_balanced": True,
-}
-_BLOCK_PBCRL: dict[str, Any] = {
-    **_DRIVING_PBCRL,
-    # From labels of whole episodes the cost learned what unsafe ones start with, not their bad
-    # steps, and three policies in ten followed it to somewhere worse. A fifth of an episode tells.
-    "segment_length": 20,
-    "max_unsafe_rate": 0.002,  # of segments
-    "offline_queries": 18_000,
-    "online_queries": 2_000,
-    "cost_output": "linear",
-    # The held-out loss first rests after 270 to 1,510 steps, by chance, and leaves costs of very
-    # different steepness. These are some 760 for all seeds.
-    "pretrain_epochs": 6,
-    "patience": 100,  # evaluations, of which there are 76: none stops it
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
@@ -160,8 +151,7 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag_pbcrl": {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
-        BLOCK: _BLOCK_PBCRL,
-        LANE: _DRIVING_PBCRL,
+        **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
         TOY: _TOY_PBCRL,
     },
 }
@@ -179,6 +169,6 @@ PEOPLE: dict[str, Any] = {
 def defaults_of(env_id: str, *, script: str, by_people: bool = False) -> dict[str, Any]:
     """Return the arguments that a script, named without its `.py`, takes for a task; maybe none."""
     found = {**TASKS.get(env_id, {}), **TASKS_OF.get(script, {}).get(env_id, {})}
-    if by_people and env_id == BLOCK:  # six epochs of a hundred labels would be six steps
+    if by_people and env_id in (BLOCK, LANE):  # six epochs of a hundred labels would be six steps
         found |= {"pretrain_epochs": 200, "patience": 10}
     return {**found, **PEOPLE} if by_people else found
