@@ -302,7 +302,12 @@ def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
     assert {(one.num_envs, one.num_steps, one.lr_decay) for one in driving} == {(7, 100, 0.9)}
     for one in (driving[0], driving[2]):
         assert (one.multiplier_rule, one.multiplier_lr, one.multiplier_cap) == ("pid", 0.05, 5.0)
-    assert (driving[1].constraint, driving[1].max_unsafe_rate) == ("rate", 0.005)
+    learned = driving[1]
+    assert (learned.constraint, learned.max_unsafe_rate, learned.segment_length) == (
+        "rate",
+        2e-3,
+        20,
+    )
     scripts.ppo_lag.main(found.append, scripts.ppo_lag.Args, ["--resume", "R", *words[:2]])
     assert found[-1] == scripts.ppo_lag.Args(env_id="DrivingLaneChange-v0", resume="R")
     assert others == [
