@@ -877,10 +877,11 @@ def train(args: Args) -> Path:
             mean_learned, spread = None, None
             if len(finished):
                 mean_learned, spread = float(learned_costs.mean()), float(learned_costs.std())
-                if spread > 4 * args.max_std:
+                most = 4 * args.max_std / share  # of whole episodes
+                if spread > most:
                     run.warn(
                         "the learned costs are running away: their sd is above "
-                        f"{4 * args.max_std:g}, four times --max-std; lower --snr-weight"
+                        f"{most:g}, four times --max-std; lower --snr-weight"
                     )
             moved_by = {
                 "learned": (mean_learned, learned_limit),
