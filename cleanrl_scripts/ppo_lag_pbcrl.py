@@ -141,9 +141,9 @@ class Args:
     """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
     segment_length: int | None = None
     """steps of the segments that queries show instead of whole episodes, to learn which steps cost.
-    With --constraint rate all queries do, and a segment is safe within its share of the limit; else
-    only the offline ones do, and an eighth of these shows batches of accept_batch episodes instead,
-    which set the limit. Default: whole episodes"""
+    With rate and accept all pairs do, and a segment is safe within its share of the limit; with
+    learned only the offline ones do, and an eighth of these queries shows batches of accept_batch
+    episodes instead, which set the limit. Default: whole episodes"""
     online_queries: int = 2_000
     """pairs labelled in policy training, spread evenly over it"""
     finetune_interval: int = 5
@@ -453,7 +453,7 @@ def check_batches(args: Args, flag: str, *, instead: str) -> None:
 
 def labels_segments(args: Args) -> bool:
     """Whether all queries show segments; else, if any do, those of pretraining alone."""
-    return args.segment_length is not None and args.constraint == "rate"
+    return args.segment_length is not None and args.constraint != "learned"
 
 
 def check_constraint(args: Args) -> None:
@@ -510,7 +510,9 @@ def make_multiplier(args: Args) -> Multiplier:
     return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **gains)
 
 
-def make_oracle(args: Args, run: Run, limit: float, replays: Replays | None) -> Oracle:
+def make_oracle(
+    args: Args, run: Run, limit: float, replays: Replays | None, *, share: float
+) -> Oracle:
     """Return whoever answers: recorded labels, people, or the true costs."""
     if args.replay_labels is not None:
         return replay_oracle(args)
@@ -526,7 +528,7 @@ def make_oracle(args: Args, run: Run, limit: float, replays: Replays | None) -> 
         )
     teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
     rng = np.random.default_rng([args.seed, 1])
-    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
+    return SyntheticOracle(limit, share=share, budget=budget, teacher=teacher, rng=rng)
 
 
 def pretrain(
@@ -648,11 +650,12 @@ def train(args: Args) -> Path:
         # -- Method --------------------------------------------------------------------------------
         replays = Replays(run.folder) if by_people else None
         length, horizon = args.segment_length, horizon_of(envs)
+        cut = length if labels_segments(args) else None  # of all pairs
         share, options = 1.0, dict[str, Any]()
-        if length is not None and labels_segments(args):
+        if cut is not None:
             # A sum of at most 0 is safe, whatever the number of steps.
-            share, options = length / horizon, {"horizon": None, "output_scale": horizon**-0.5}
-        oracle = make_oracle(args, run, share * limit, replays)
+            share, options = cut / horizon, {"horizon": None, "output_scale": horizon**-0.5}
+        oracle = make_oracle(args, run, limit, replays, share=share)
         cost_model = CostModel.for_env(
             envs, hidden_sizes=args.cost_hidden_sizes, output=args.cost_output, **options
         )
@@ -672,7 +675,7 @@ def train(args: Args) -> Path:
             buffer.add_trajectories(part if length is None else cut_segments(part, length))
             if replays is not None and length is not None:
                 replays.add_segments(buffer.trajectories, part, length)
-        feedback = FeedbackLoop(oracle, train_pairs, folder=run.folder, rng=rng)
+        feedback = FeedbackLoop(oracle, train_pairs, rng=rng, folder=run.folder, segment_length=cut)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         if replays is not None:
             envs = ReplayRecorder(envs, args.env_id, replays)
@@ -763,13 +766,10 @@ def train(args: Args) -> Path:
             # A slow oracle delays labels, not training: what has come by now is learned from.
             tuning: dict[str, float] = {}
             unsafe_rate, rejected = None, None  # of fresh episodes, by their labels
-            if args.online_queries and length is not None and labels_segments(args):
-                segments = cut_segments(finished, length)
-                if replays is not None:
-                    replays.add_segments(segments, finished, length)
-                feedback.add(segments)
-            elif args.online_queries:
+            if args.online_queries:
                 feedback.add(finished)
+                if replays is not None and cut is not None:
+                    replays.add_segments(cut_segments(finished, cut), finished, cut)
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
                 if args.constraint == "accept":

@@ -29,7 +29,7 @@ from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
 from pbcrl.label_log import LabelLog, label_to_json
 from pbcrl.oracle import Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
-from pbcrl.trajectory import Label, Trajectory
+from pbcrl.trajectory import Label, Trajectory, cut_segments
 
 
 @final
@@ -48,9 +48,12 @@ class FeedbackLoop:
         rng: Draws the pairs. It is the caller's, and not part of `state_dict`.
         folder: Where the log and the compared episodes are; None keeps all in memory.
         select: Chooses the online pairs among the fresh episodes.
+        segment_length: Steps of the segments of fresh episodes, see `cut_segments`, that `ask`
+            compares instead of whole ones. Batches show whole ones still.
 
     Raises:
         TypeError: If `buffer` or `rng` is something else.
+        ValueError: If `segment_length` is below 1.
         StorageError, CorruptFileError, FormatVersionError: As `LabelLog`.
     """
 
@@ -62,13 +65,17 @@ class FeedbackLoop:
         rng: np.random.Generator,
         folder: str | os.PathLike[str] | None = None,
         select: Selection = uniform,
+        segment_length: int | None = None,
     ) -> None:
         _check_buffer(buffer)
+        if segment_length is not None and segment_length < 1:
+            raise ValueError(f"a segment has at least 1 step, got segment_length={segment_length}")
         check_generator(rng)
         self.oracle = oracle
         self.buffer = buffer
         self._rng = rng
         self._select = select
+        self._segment_length = segment_length
         self._folder = None if folder is None else Path(folder)
         self._log = None if self._folder is None else LabelLog(self._folder / "labels.jsonl")
         self._bought = deque(self._log.labels if self._log else [])  # logged, but not used yet
@@ -248,14 +255,18 @@ class FeedbackLoop:
         Raises:
             StorageError: If the compared episodes cannot be written; the loop has them in memory.
         """
-        missing = _checked_count("due", due) - self._queries_asked
-        count = min(missing, num_new_pairs(self._fresh, self.buffer))
+        missing, fresh = _checked_count("due", due) - self._queries_asked, self._fresh
+        if missing <= 0:
+            return 0
+        if self._segment_length is not None:
+            fresh = cut_segments(fresh, self._segment_length)
+        count = min(missing, num_new_pairs(fresh, self.buffer))
         if count <= 0:
             return 0
-        pairs = self._select(self._fresh, count, asked=self.buffer, model=model, rng=self._rng)
+        pairs = self._select(fresh, count, asked=self.buffer, model=model, rng=self._rng)
         used, inverse = np.unique(pairs, return_inverse=True)
         before, start = self._queries_asked, len(self.buffer.trajectories)
-        kept = self.buffer.add_trajectories([self._fresh[i] for i in used.tolist()])
+        kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])
         try:
             self._submit(kept[inverse.reshape(-1, 2)], due=due)
             self._fresh, self._num_unjudged = [], 0

@@ -245,12 +245,14 @@ class _AnswersAtOnce(ABC):
 class SyntheticOracle(_AnswersAtOnce):
     """Labels from true costs, at once.
 
-    The first trajectory is preferred if its true episode cost is lower, a tie gives 0.5, and a
-    trajectory is safe if C(τ) <= d. Costs are summed undiscounted. A `Teacher` may blur all this,
+    The first trajectory is preferred if its true cost is lower, a tie gives 0.5, and a trajectory
+    is safe if C(τ) <= share · d. Costs are summed undiscounted. A `Teacher` may blur all this,
     once, at labelling time.
 
     Args:
         cost_limit: d >= 0, the true limit, per episode.
+        share: Of the limit, in (0, 1], within which a trajectory of a pair is safe: for segments
+            length / horizon. A batch shows whole episodes, and is judged by the limit itself.
         budget: Most queries to take; None is no bound. A skipped query counts, since it
             was shown. (B-Pref counts only those that got an answer.)
         teacher: Who answers; by default one that makes no mistakes.
@@ -264,6 +266,7 @@ class SyntheticOracle(_AnswersAtOnce):
         self,
         cost_limit: float,
         *,
+        share: float = 1.0,
         budget: int | None = None,
         teacher: Teacher | None = None,
         rng: np.random.Generator | None = None,
@@ -274,7 +277,12 @@ class SyntheticOracle(_AnswersAtOnce):
                 f"the true cost limit must be finite and >= 0, got {cost_limit}; it is the highest "
                 "episode cost that still counts as safe"
             )
-        self.cost_limit = cost_limit
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"a segment has a share of its episode's limit in (0, 1], got share={share}; pass "
+                "its steps divided by the horizon"
+            )
+        self.cost_limit, self.share = cost_limit, share
         self.budget = checked_budget(budget)
         self.teacher = Teacher() if teacher is None else teacher
         if rng is None and self.teacher.is_random:
@@ -310,7 +318,7 @@ class SyntheticOracle(_AnswersAtOnce):
         self._queries_used += asked
         if min(costs) > self.teacher.skip_above:
             return None
-        return bool(self._safe(float(np.mean(costs))))
+        return bool(self._safe(float(np.mean(costs)), self.cost_limit))
 
     def state_dict(self) -> dict[str, Any]:
         """What has been asked, what is still to be collected, and the stream of chance."""
@@ -334,10 +342,11 @@ class SyntheticOracle(_AnswersAtOnce):
         preference = 0.5 if tie else self._judge(second - first)
         if self._flip(teacher.preference_noise):
             preference = 1 - preference
-        return Label(preference, self._safe(first_cost), self._safe(second_cost))
+        limit = self.share * self.cost_limit
+        return Label(preference, self._safe(first_cost, limit), self._safe(second_cost, limit))
 
-    def _safe(self, cost: float) -> float:
-        return abs(self._judge(self.cost_limit - cost) - self._flip(self.teacher.safety_noise))
+    def _safe(self, cost: float, limit: float) -> float:
+        return abs(self._judge(limit - cost) - self._flip(self.teacher.safety_noise))
 
     def _remembered(self, trajectory: Trajectory) -> float:
         assert trajectory.costs is not None  # checked by `true_cost`

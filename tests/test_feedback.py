@@ -239,6 +239,22 @@ def test_a_batch_shows_the_newest_episodes_and_counts_as_half_as_many_queries():
     assert (loop.queries_asked, len(loop.buffer)) == (3, 0)
 
 
+def test_with_a_segment_length_pairs_are_segments_and_batches_are_whole_episodes():
+    """Episodes of 2 steps make two segments of 1; d = 5 is one of the sum, half of it of a step."""
+    buffer = PreferenceBuffer()
+    loop = FeedbackLoop(SyntheticOracle(5, share=0.5), buffer, rng=rng(), segment_length=1)
+    loop.add(episodes(1, 3, 8))
+    assert accept(loop, 2, due=9) == (1, False)  # 5.5 > 5
+    assert loop.ask(9) == 8
+    loop.collect()
+    assert {len(shown) for shown in buffer.trajectories} == {1}
+    costs = np.array(costs_of(buffer, range(8)))
+    assert {0.0, 1.0, 3.0, 8.0} >= set(costs.flat)
+    np.testing.assert_array_equal(buffer.labels[:, 1:], costs <= 2.5)
+    with pytest.raises(ValueError, match="at least 1 step, got segment_length=0"):
+        FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng(), segment_length=0)
+
+
 def test_episodes_of_a_batch_may_be_compared_but_are_not_judged_twice():
     loop = FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2))

@@ -395,6 +395,18 @@ def test_a_batch_is_accepted_if_its_mean_cost_is_at_most_the_limit(costs, accept
     assert SyntheticOracle(5).accepts(batch(*costs)) is accepted
 
 
+def test_the_share_of_the_limit_is_for_pairs_alone():
+    """A fifth of an episode may cost a fifth of its limit, 1; a batch shows whole episodes."""
+    oracle = SyntheticOracle(5, share=0.2)
+    assert oracle.label([query(1, 1.01)]) == [Label(1.0, 1.0, 0.0)]
+    assert oracle.accepts(batch(4, 6)) is True
+    for share in (0, 1.01, -1):
+        with pytest.raises(
+            ValueError, match=rf"share of its .* limit in \(0, 1\], got share={share}"
+        ):
+            SyntheticOracle(5, share=share)
+
+
 @pytest.mark.parametrize(("size", "queries"), [(1, 1), (2, 1), (19, 10), (20, 10)])
 def test_two_episodes_of_a_batch_count_as_one_query(size, queries):
     oracle = SyntheticOracle(5, budget=queries)

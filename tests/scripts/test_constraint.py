@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -79,6 +80,7 @@ class Stop(BaseException):
         *({"constraint": one} for one in CONSTRAINTS),
         {"segment_length": 25, "offline_queries": 200},
         {"segment_length": 30, "constraint": "rate"},
+        {"segment_length": 30, "constraint": "accept"},
     ],
     ids=str,
 )
@@ -286,6 +288,25 @@ def test_with_a_rate_every_query_shows_segments_and_these_are_safe_within_their_
     recorded = str(folder / "labels.jsonl")
     again = script.train(make_args("again", cost_limit=5.0, **options, replay_labels=recorded))
     assert rows(again) == found
+
+
+def test_with_accept_pairs_show_segments_and_batches_whole_episodes_under_the_limit_itself(
+    script, make_args
+):
+    """30 steps of 100 and d = 5: a segment is unsafe above 1.5, and a batch above 5."""
+    options = {"segment_length": 30, "constraint": "accept", "safety_noise": 0.0}
+    folder = script.train(make_args("run", cost_limit=5.0, **options))
+    assert summary(folder)["queries_used"] == 220
+    found, online = rows(folder), iter(read_labels(folder / "labels.jsonl")[100:])
+    for number, row in enumerate(ROUNDS, 1):
+        judged, *pairs = islice(online, 25)  # 12 episodes count as 6 queries of 30
+        assert math.isnan(judged.preference)
+        assert found[row]["rejected"] == 1 - judged.first_safe
+        shown = TrajectoryDataset(folder / "online" / f"{number:04d}")
+        assert {len(one) for one in shown} == {30}
+        safe = {x for one in pairs for x in (one.first_safe, one.second_safe)}
+        assert safe == {float(one.true_cost <= 1.5) for one in shown}
+    assert not list(online)
 
 
 @pytest.mark.parametrize("limit", [0.0, 1e3])

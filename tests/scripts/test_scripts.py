@@ -456,7 +456,13 @@ def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("constraint", "shown"), [("learned", "episodes"), ("accept", "episodes"), ("rate", "segments")]
+    ("constraint", "shown"),
+    [
+        ("learned", "episodes"),
+        ("accept", "episodes"),
+        ("accept", "segments"),
+        ("rate", "segments"),
+    ],
 )
 def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_can_be_drawn(
     tmp_path, constraint, shown
