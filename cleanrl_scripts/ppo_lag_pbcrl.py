@@ -117,10 +117,6 @@ class Args:
     """share of the run before λ is first moved: the reward is learned first, almost alone"""
     multiplier_proportional: float = 5.0
     """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
-    proportional_to_rate: bool = False
-    """with accept, that part answers to the share of a round's episodes (segments) labelled unsafe,
-    above max_unsafe_rate, and not to the batch: many labels say more than one answer. What λ
-    settles at is the batches' affair still"""
 
     # -- Method --------------------------------------------------------------------------------
     constraint: Literal["learned", "rate", "accept"] = "learned"
@@ -132,6 +128,10 @@ class Args:
     max_unsafe_rate: float = 0.05
     """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate; of unsafe segments,
     with --segment-length. For accept see proportional_to_rate"""
+    proportional_to_rate: bool = False
+    """with accept, the proportional part of pid answers to the share of a round's episodes
+    (segments) labelled unsafe, above max_unsafe_rate, and not to the batch: many labels say more
+    than one answer. What λ settles at is the batches' affair still"""
     accept_batch: int = 20
     """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
     multiplier_floor: float = 0.0
