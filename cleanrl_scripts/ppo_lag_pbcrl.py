@@ -127,11 +127,7 @@ class Args:
     With softplus lr is 0.12 per iteration in all three"""
     max_unsafe_rate: float = 0.05
     """p*, highest share of unsafe episodes, in (0, 1), for --constraint rate; of unsafe segments,
-    with --segment-length. For accept see proportional_to_rate"""
-    proportional_to_rate: bool = False
-    """with accept, the proportional part of pid answers to the share of a round's episodes
-    (segments) labelled unsafe, above max_unsafe_rate, and not to the batch: many labels say more
-    than one answer. What λ settles at is the batches' affair still"""
+    with --segment-length"""
     accept_batch: int = 20
     """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
     multiplier_floor: float = 0.0
@@ -894,11 +890,7 @@ def train(args: Args) -> Path:
             }
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
             moved, allowed = moved_by[args.constraint]
-            fast = None
-            if args.constraint == "accept" and args.proportional_to_rate:
-                fast = None if unsafe_rate is None else unsafe_rate - args.max_unsafe_rate
-            # None leaves it as it is.
-            multiplier.update(moved if is_warm else None, allowed, fast=fast)
+            multiplier.update(moved if is_warm else None, allowed)  # None leaves it as it is
             is_unsafe = true_costs(finished) > limit  # none, if no true cost is known
             missed = learned_costs[is_unsafe] <= learned_limit
 

@@ -58,9 +58,7 @@ class Multiplier(ABC):
         """λ >= 0."""
         return self._state["value"]
 
-    def update(
-        self, episode_cost: float | None, limit: float = 0.0, *, fast: float | None = None
-    ) -> float:
+    def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it, at most to its floor.
 
         Args:
@@ -68,15 +66,12 @@ class Multiplier(ABC):
                 None if none ended, which leaves everything as it was.
             limit: Highest mean episode cost allowed, in the same units; 0 for a learned cost.
                 `inf` is unconstrained: λ becomes 0 whatever the cost and the floor.
-            fast: An excess that is known better than `episode_cost - limit`, of whatever unit, for
-                the proportional term of `PIDMultiplier` to answer to; other rules have none. What λ
-                settles at is still where the cost is at its limit on average.
 
         Returns:
             The new λ.
 
         Raises:
-            NonFiniteError: If `episode_cost` or `fast` is NaN or infinite; λ is left as it was.
+            NonFiniteError: If `episode_cost` is NaN or infinite; λ is left as it was.
             ValueError: If `limit` is NaN or -inf.
         """
         if math.isnan(limit) or limit == -math.inf:
@@ -84,22 +79,20 @@ class Multiplier(ABC):
                 f"limit must be a number or inf (unconstrained), got {limit}; "
                 "use 0 for a learned cost"
             )
-        for cost in (episode_cost, fast):
-            if cost is not None and not math.isfinite(cost):
-                raise NonFiniteError(
-                    f"a multiplier needs a finite mean episode cost, got {cost}; pass None if no "
-                    "episode ended, otherwise find the step costs that are not finite"
-                )
+        if episode_cost is not None and not math.isfinite(episode_cost):
+            raise NonFiniteError(
+                f"a multiplier needs a finite mean episode cost, got {episode_cost}; pass None if "
+                "no episode ended, otherwise find the step costs that are not finite"
+            )
         if limit == math.inf:
             self._release()
         elif episode_cost is not None:
-            excess = episode_cost - limit if fast is None else fast
-            self._state["value"] = self._step(float(episode_cost), limit, float(excess))
+            self._state["value"] = self._step(float(episode_cost), limit)
         return self.value
 
     @abstractmethod
-    def _step(self, episode_cost: float, limit: float, fast: float, /) -> float:
-        """Return the new λ, in [floor, cap]; the excess is `fast` where it should act at once."""
+    def _step(self, episode_cost: float, limit: float) -> float:
+        """Return the new λ, in [floor, cap]."""
 
     def _clipped(self, value: float) -> float:
         return min(max(self._floor, value), self._cap)
@@ -174,7 +167,7 @@ class LagrangeMultiplier(Multiplier):
         self._beta2 = beta2
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
-    def _step(self, episode_cost: float, limit: float, _fast: float, /) -> float:
+    def _step(self, episode_cost: float, limit: float) -> float:
         excess = episode_cost - limit
         wanted = self.value + _adam(self._state, excess, self._lr, beta2=self._beta2)
         value = self._clipped(wanted)
@@ -207,7 +200,7 @@ class AscentMultiplier(Multiplier):
     ) -> None:
         super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
 
-    def _step(self, episode_cost: float, limit: float, _fast: float, /) -> float:
+    def _step(self, episode_cost: float, limit: float) -> float:
         return self._clipped(self.value + self._lr * (episode_cost - limit))
 
 
@@ -240,7 +233,7 @@ class SoftplusMultiplier(Multiplier):
         self._state |= {"raw": _softplus_inverse(initial)}
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
-    def _step(self, episode_cost: float, limit: float, _fast: float, /) -> float:
+    def _step(self, episode_cost: float, limit: float) -> float:
         lowest = _softplus_inverse(max(_SOFTPLUS_FLOOR, self._floor))
         highest = _softplus_inverse(self._cap)
         raw = max(lowest, self._state["raw"])
@@ -262,13 +255,12 @@ class PIDMultiplier(Multiplier):
         I ← clip(I + lr (J - limit), floor, cap) \\
         λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), floor, cap)
 
-    E and S are running averages of J - limit (or of what `update` is given as `fast`) and of J, ΔS
-    the last change of S. The gains of that paper are K_I = `lr`, K_P = `lr · proportional` and K_D
-    = `lr · derivative`: `lr` alone depends on the scale of the costs. With both others 0 the rule
-    is `AscentMultiplier`. The proportional term answers a violation at once and so damps the
-    overshoot of ascent where the policy follows λ slowly; too large, it oscillates by itself. The
-    derivative term answers to rising costs only. The integral is projected at both ends, so that it
-    does not wind up.
+    E and S are running averages of J - limit and of J, ΔS the last change of S. The gains of that
+    paper are K_I = `lr`, K_P = `lr · proportional` and K_D = `lr · derivative`: `lr` alone depends
+    on the scale of the costs. With both others 0 the rule is `AscentMultiplier`. The proportional
+    term answers a violation at once and so damps the overshoot of ascent where the policy follows λ
+    slowly; too large, it oscillates by itself. The derivative term answers to rising costs only.
+    The integral is projected at both ends, so that it does not wind up.
 
     Differs from Algorithm 2 in the averaging, which `smoothing=0` turns off, and in the
     first update, whose ΔS is 0 rather than J.
@@ -307,13 +299,13 @@ class PIDMultiplier(Multiplier):
         self._state |= {"integral": float(initial), "updates": 0.0}
         self._state |= {"smoothed_excess": 0.0, "smoothed_cost": 0.0}
 
-    def _step(self, episode_cost: float, limit: float, fast: float, /) -> float:
+    def _step(self, episode_cost: float, limit: float) -> float:
         state, excess = self._state, episode_cost - limit
         if state["updates"] == 0:
-            state["smoothed_excess"], state["smoothed_cost"] = fast, episode_cost
+            state["smoothed_excess"], state["smoothed_cost"] = excess, episode_cost
         state["updates"] += 1
         old = self._smoothing
-        state["smoothed_excess"] = old * state["smoothed_excess"] + (1 - old) * fast
+        state["smoothed_excess"] = old * state["smoothed_excess"] + (1 - old) * excess
         before = state["smoothed_cost"]
         state["smoothed_cost"] = old * before + (1 - old) * episode_cost
         rise = max(0.0, state["smoothed_cost"] - before)

@@ -71,18 +71,6 @@ def test_pid_without_averaging_is_algorithm_2_of_stooke_et_al():
     assert values == pytest.approx([0.6, 0.6 + 0.8 + 0.6, 0.7 + 0.2, 0.6 - 0.2])
 
 
-def test_the_proportional_term_of_pid_can_answer_to_something_that_is_known_better():
-    """Costs of 1 and 0 around 0.5, and an excess of 0.2, twice; the second mean of it is 0.1."""
-    pid = PIDMultiplier(lr=0.1, initial=0, proportional=10, derivative=0, smoothing=0.5)
-    assert pid.update(1.0, 0.5, fast=0.2) == pytest.approx(0.05 + 0.2)
-    assert pid.update(0.0, 0.5, fast=0.0) == pytest.approx(0.0 + 0.1)
-    assert pid.update(1.0, 0.5) == pytest.approx(0.05 + 0.05 + 0.25)
-    with pytest.raises(errors.NonFiniteError, match="got nan"):
-        pid.update(1.0, 0.5, fast=math.nan)
-    ascent = AscentMultiplier(lr=0.1, initial=0)
-    assert ascent.update(1.0, 0.5, fast=9.0) == pytest.approx(0.05)
-
-
 def test_pid_averages_the_excess_and_the_cost():
     """Costs 4, 8: averages 4, then 6 with half the weight on the old; a rise of 2."""
     pid = PIDMultiplier(lr=0.1, initial=0, proportional=1, derivative=1, smoothing=0.5)

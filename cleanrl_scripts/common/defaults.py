@@ -109,14 +109,6 @@ _ACCEPT: dict[str, Any] = {
     "finetune_lr": 3e-4,  # rounds are small
 }
 _NAVIGATION_PBCRL: dict[str, Any] = {**_MULTIPLIER, **_ACCEPT}
-_BUTTON_PBCRL: dict[str, Any] = {
-    **_NAVIGATION_PBCRL,
-    # One answer about a batch swings λ between its bounds, which costs the policy its skill; the
-    # labels of seventy episodes do not. At its limit, 0.3 of PPO-Lag's episodes are above it.
-    "proportional_to_rate": True,
-    "max_unsafe_rate": 0.3,
-    "multiplier_proportional": 80.0,
-}
 # Carried over from the point robots as it was, but for the cap: no trials.
 _VELOCITY_PBCRL: dict[str, Any] = {**_ACCEPT, "multiplier_cap": 10.0}
 _TOY: dict[str, Any] = {
@@ -158,8 +150,7 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag": _LIMIT,
     "ppo_lag_rlsf": _LIMIT,
     "ppo_lag_pbcrl": {
-        **dict.fromkeys((GOAL, PUSH), _NAVIGATION_PBCRL),
-        BUTTON: _BUTTON_PBCRL,
+        **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
         **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
         TOY: _TOY_PBCRL,

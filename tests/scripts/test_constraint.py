@@ -120,26 +120,6 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
     assert len(read_labels(folder / "labels.jsonl")) == 220 - batches * (12 // 2 - 1)
 
 
-def test_with_proportional_to_rate_the_batch_moves_the_integral_alone(script, make_args):
-    """0.1 in 10 updates' worth: the rate above 0.3, averaged with the rounds before by halves."""
-    pid = {"multiplier_rule": "pid", "multiplier_lr": 0.1, "multiplier_proportional": 10}
-    options = pid | {"constraint": "accept", "proportional_to_rate": True, "max_unsafe_rate": 0.3}
-    folder = script.train(make_args("run", **options))
-    found, integral, smoothed = rows(folder), 0.01, None
-    shares = [found[number]["unsafe_rate"] for number in ROUNDS]
-    assert len(set(shares)) > 1
-    before = 0.5
-    for number, share in zip(ROUNDS, shares, strict=True):
-        smoothed = share - 0.3 if smoothed is None else (smoothed + share - 0.3) / 2
-        rejected = found[number]["rejected"]
-        integral = max(0.0, integral + 0.1 * (rejected - 0.5))
-        mean = rejected if number == ROUNDS[0] else (before + rejected) / 2
-        rise = 0.0 if number == ROUNDS[0] else max(0.0, mean - before)
-        before = mean
-        expected = max(0.0, integral + smoothed + 0.1 * rise)
-        assert found[number]["multiplier"] == pytest.approx(expected)
-
-
 def test_the_rate_moves_the_multiplier_by_twice_its_excess_in_labelling_rounds(script, make_args):
     folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
     expected = 0.01
