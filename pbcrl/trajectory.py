@@ -197,21 +197,25 @@ class PairBatch:
 
 
 def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajectory]:
-    """Cut trajectories into consecutive segments of equal length, which are compared like wholes.
+    """Cut trajectories into segments of equal length, which are compared like wholes.
 
-    The last one ends where its trajectory does, since the last steps may tell why it ended. What is
-    left over at the start is dropped, since a shorter segment would compare with no other. A person
-    can judge a few seconds better than a whole episode. As a limit d is per episode, a segment is
-    called safe if it keeps to its share of it, d · length / horizon; a model that learns from such
-    labels has the horizon `length`, until it is prorated, or none, if its limit is 0.
+    Every step is in one, since what nobody sees, nobody calls unsafe. They are consecutive, and the
+    last one ends where its trajectory does, since the last steps may tell why it ended; what is
+    left over at the start is shown by one more, which overlaps the next. A trajectory that is no
+    longer than `length` is one segment. A person can judge a few seconds better than a whole
+    episode. As a limit d is per episode, a segment is called safe if it keeps to its share of it,
+    d · length / horizon; a model that learns from such labels has the horizon `length`, until it is
+    prorated, or none, if its limit is 0.
 
     Args:
         trajectories: Whole ones, of any lengths.
         length: Steps of a segment, >= 1.
 
     Returns:
-        Segments in order, which share the memory of their trajectories; none of one that is
-        shorter than `length`, with a warning if that leaves none at all.
+        Segments in order, which share the memory of their trajectories.
+
+    Warns:
+        UserWarning: If all trajectories are shorter than `length`, so that nothing is cut.
 
     Raises:
         ValueError: If `length` is below 1.
@@ -222,21 +226,21 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
     if longest < length:
         warnings.warn(
             f"segments must not be longer than the episodes: got length={length}, but the longest "
-            f"of {len(trajectories)} episodes has {longest} steps, so there is no segment; choose "
-            "a shorter length",
+            f"of {len(trajectories)} episodes has {longest} steps, so each stays whole; choose a "
+            "shorter length",
             UserWarning,
             stacklevel=2,
         )
     return [
-        _segment(whole, start, start + length)
+        _segment(whole, start, min(start + length, len(whole)))
         for whole in trajectories
         for start in segment_starts(len(whole), length)
     ]
 
 
-def segment_starts(steps: int, length: int) -> range:
+def segment_starts(steps: int, length: int) -> list[int]:
     """Return the first step of each segment that `cut_segments` makes of so many steps."""
-    return range(steps % length, steps - length + 1, length)
+    return [max(0, end - length) for end in range(steps, 0, -length)][::-1]
 
 
 def _segment(whole: Trajectory, start: int, end: int) -> Trajectory:

@@ -210,13 +210,26 @@ def test_the_size_of_a_batch_is_its_number_of_pairs():
 # -- Segments --------------------------------------------------------------------------------
 
 
-def test_segments_follow_each_other_up_to_the_end_and_leave_the_rest_out():
-    """Five steps make two segments of two; one step makes none."""
+def test_segments_follow_each_other_up_to_the_end_and_show_every_step():
+    """Five steps make segments 0-1, 1-2 and 3-4: the first overlaps; one step stays whole."""
     whole = Trajectory(np.arange(5.0)[:, None], np.zeros((5, 1)), np.array([1, 2, 3, 4, 5]))
-    short = Trajectory(np.zeros((1, 1)), np.zeros((1, 1)), np.zeros(1))
-    first, second = cut_segments([whole, short], 2)
-    assert (first.obs.ravel().tolist(), second.obs.ravel().tolist()) == ([1, 2], [3, 4])
-    assert (first.true_cost, second.true_cost) == (5, 9)
+    short = Trajectory(np.full((1, 1), 9.0), np.zeros((1, 1)), np.full(1, 7.0))
+    segments = cut_segments([whole, short], 2)
+    assert [one.obs.ravel().tolist() for one in segments] == [[0, 1], [1, 2], [3, 4], [9]]
+    assert [one.true_cost for one in segments] == [3, 5, 9, 7]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
+def test_no_step_of_an_episode_is_in_no_segment(length):
+    """By as few segments as can do that, and all of them as long as can be."""
+    for steps in range(1, 16):
+        rows = np.arange(steps * 1.0)[:, None]
+        segments = cut_segments([Trajectory(rows, rows)], length)
+        seen = {int(step) for one in segments for step in one.obs.ravel()}
+        assert seen == set(range(steps))
+        assert len(segments) == -(-steps // length)
+        assert {len(one) for one in segments} == {min(steps, length)}
+        assert segments[-1].obs[-1] == steps - 1
 
 
 def test_segments_need_no_costs_and_share_the_memory_of_their_episode():
@@ -232,8 +245,9 @@ def test_a_segment_of_no_steps_is_refused():
 
 
 def test_segments_longer_than_every_episode_are_told():
+    wholes = [trajectory(np.zeros((3, 3)))] * 2
     with pytest.warns(UserWarning, match="got length=9, but the longest of 2 episodes has 3 ste"):
-        assert cut_segments([trajectory(np.zeros((3, 3)))] * 2, 9) == []
+        assert [len(one) for one in cut_segments(wholes, 9)] == [3, 3]
     assert cut_segments([], 9) == []
 
 
