@@ -222,14 +222,15 @@ def test_segments_follow_each_other_up_to_the_end_and_show_every_step():
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 7])
 def test_no_step_of_an_episode_is_in_no_segment(length):
     """By as few segments as can do that, and all of them as long as can be."""
-    for steps in range(1, 16):
-        rows = np.arange(steps * 1.0)[:, None]
-        segments = cut_segments([Trajectory(rows, rows)], length)
-        seen = {int(step) for one in segments for step in one.obs.ravel()}
-        assert seen == set(range(steps))
-        assert len(segments) == -(-steps // length)
-        assert {len(one) for one in segments} == {min(steps, length)}
-        assert segments[-1].obs[-1] == steps - 1
+    wholes = [np.arange(steps * 1.0)[:, None] + 100 * steps for steps in range(1, 16)]
+    segments = cut_segments([Trajectory(rows, rows) for rows in wholes], length)
+    for rows in wholes:
+        steps = len(rows)
+        own = [one for one in segments if one.obs[0] // 100 == steps]
+        assert np.unique([one.obs for one in own]).tolist() == rows.ravel().tolist()
+        assert len(own) == -(-steps // length)
+        assert {len(one) for one in own} == {min(steps, length)}
+        assert own[-1].obs[-1] == rows[-1]
 
 
 def test_segments_need_no_costs_and_share_the_memory_of_their_episode():
