@@ -674,7 +674,7 @@ def train(args: Args) -> Path:
         for buffer, part in ((valid_pairs, valid), (train_pairs, train)):
             buffer.add_trajectories(part if length is None else cut_segments(part, length))
             if replays is not None and length is not None:
-                replays.add_segments(buffer.trajectories, part, length)
+                replays.add_segments(part, length)
         feedback = FeedbackLoop(oracle, train_pairs, rng=rng, folder=run.folder, segment_length=cut)
         envs = PreferenceCostVectorWrapper(envs, cost_model)
         if replays is not None:
@@ -769,7 +769,7 @@ def train(args: Args) -> Path:
             if args.online_queries:
                 feedback.add(finished)
                 if replays is not None and cut is not None:
-                    replays.add_segments(cut_segments(finished, cut), finished, cut)
+                    replays.add_segments(finished, cut)
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
                 if args.constraint == "accept":
