@@ -43,16 +43,18 @@ _DRIVING_PBCRL: dict[str, Any] = {
     # start with, not their bad steps, and three policies in ten followed it to somewhere worse.
     "constraint": "rate",
     "segment_length": 20,
-    # An episode has five segments, and an unsafe one some five bad steps: a mean of 0.05, which
-    # is half of the limit.
+    # An episode has three or five segments, and an unsafe one some five bad steps: a mean of 0.03
+    # or 0.05, which is half of the limit or less.
     "max_unsafe_rate": 0.002,
     # Of a round's segments hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    # All episodes are unsafe at first: the integral must not remember that for long.
+    # All episodes are unsafe at first, and safe rounds take back 0.002 at a time: an integral in
+    # steps of 1 kept λ near 2, where policies creep. The proportional part holds the limit; at 50
+    # and 125 some seeds broke it.
     "multiplier_rule": "pid",
-    "multiplier_lr": 1.0,
-    "multiplier_proportional": 10.0,
+    "multiplier_lr": 0.2,
+    "multiplier_proportional": 250.0,
     "multiplier_cap": 5.0,
     # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
     # very different steepness.
@@ -63,14 +65,6 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "finetune_epochs": 20,
     "finetune_lr": 3e-4,
     "finetune_balanced": True,
-}
-_BLOCK_PBCRL: dict[str, Any] = {
-    **_DRIVING_PBCRL,
-    # Safe rounds take back 0.002 at a time: an integral in steps of 1 kept λ near 2, where policies
-    # creep. The proportional part holds the limit instead; at 50 and 125 some seeds broke it.
-    # On the lane change one run was unsafe in steps that no segment shows, and 1 and 10 stay.
-    "multiplier_lr": 0.2,
-    "multiplier_proportional": 250.0,
 }
 _NAVIGATION: dict[str, Any] = {
     "total_timesteps": 6_000_000,
@@ -159,8 +153,7 @@ TASKS_OF: dict[str, dict[str, dict[str, Any]]] = {
     "ppo_lag_pbcrl": {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
-        BLOCK: _BLOCK_PBCRL,
-        LANE: _DRIVING_PBCRL,
+        **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
         TOY: _TOY_PBCRL,
     },
 }
