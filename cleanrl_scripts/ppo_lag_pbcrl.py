@@ -772,8 +772,9 @@ def train(args: Args) -> Path:
                     replays.add_segments(finished, cut)
             if iteration % args.finetune_interval == 0 or iteration == args.num_iterations:
                 due = args.online_queries * iteration // args.num_iterations
+                has_batch = False  # that was shown in this round
                 if args.constraint == "accept":
-                    feedback.ask_batch(args.accept_batch, due=due)
+                    has_batch = feedback.ask_batch(args.accept_batch, due=due) > 0
                 if feedback.ask(due, model=cost_model) and not trainer.steps:
                     cost_model.fit_input_scale(train_pairs.trajectories)  # no offline stage did
                 if isinstance(oracle, FolderOracle):
@@ -781,14 +782,7 @@ def train(args: Args) -> Path:
                 newest = feedback.collect()
                 if args.constraint == "accept":
                     accepted = feedback.accepted()
-                    if accepted is not None:
-                        rejected = float(not accepted)
-                    elif iteration % args.finetune_interval == 0:  # the last round may be short
-                        run.warn(
-                            f"fewer than {args.accept_batch} episodes were new or had an answer in "
-                            "a labelling round, and λ stayed; lower --accept-batch, or raise "
-                            "--finetune-interval"
-                        )
+                    rejected = None if accepted is None else float(not accepted)
                 if len(newest):
                     progress.untuned += len(newest)
                     rate = train_pairs.unsafe_rate(newest)
@@ -808,21 +802,31 @@ def train(args: Args) -> Path:
                     progress.untuned = 0
                 elif len(newest):
                     run.warn("at first all episodes were on one side of the limit: no constraint")
-                # By labels of the policies that are there, not of older ones.
-                late = feedback.num_late(newest) > 0
-                unsafe, allowed = rejected, 0.5
-                if args.constraint != "accept":
-                    unsafe = None if late else unsafe_rate
-                    allowed = args.max_unsafe_rate if args.constraint == "rate" else 0.5
-                policy = policy_of(agent, args.env_id)
-                safe_policy.update(
-                    policy, episodes.ended, iteration=iteration, unsafe=unsafe, allowed=allowed
-                )
-                if args.constraint == "rate":
+                unsafe, allowed, late = unsafe_rate, 0.5, feedback.num_late(newest) > 0
+                if args.constraint == "accept":
+                    unsafe, late = rejected, rejected is not None and not has_batch
+                    # Episodes that began before the run are not shown, and the last round is short.
+                    begun = (iteration - args.finetune_interval) * args.num_steps > horizon
+                    if rejected is None and begun and iteration % args.finetune_interval == 0:
+                        run.warn(
+                            f"fewer than {args.accept_batch} episodes were new or had an answer in "
+                            "a labelling round, and λ stayed; lower --accept-batch, or raise "
+                            "--finetune-interval"
+                        )
+                elif args.constraint == "rate":
+                    allowed = args.max_unsafe_rate
                     if unsafe_rate is None:
                         run.warn("no safety label came in a labelling round, and λ stayed")
-                    elif late:
-                        run.warn("labels came late: λ follows the episodes of older policies")
+                if late and args.constraint != "learned":
+                    run.warn("labels came late: λ follows the episodes of older policies")
+                # By labels of the policy that is there, not of older ones.
+                safe_policy.update(
+                    policy_of(agent, args.env_id),
+                    episodes.ended,
+                    iteration=iteration,
+                    unsafe=None if late else unsafe,
+                    allowed=allowed,
+                )
 
             # -- 3. Relabel ------------------------------------------------------------------------
             # Fine-tuning has just moved ψ, so costs noted while stepping are stale.

@@ -249,7 +249,7 @@ def _parsed(args_type: type[ArgsT], words: list[str]) -> ArgsT:
     found = re.findall(r"(?:^|\0)--env[-_]id[=\0]([^\0]*)", line)
     asks = re.search(r"(?:^|\0)--label[-_]folder[=\0]", line) is not None
     by_people = asks and hasattr(args_type, "label_folder")
-    env_id = found[-1] if found else ""
+    env_id = found[-1] if found else str(getattr(args_type, "env_id", ""))
     default = args_type(**defaults_of(env_id, script=Path(script).stem, by_people=by_people))
     return tyro.cli(args_type, args=words, default=default, prog=shown)
 

@@ -10,6 +10,7 @@ import torch
 
 from pbcrl.dataset import TrajectoryDataset
 from pbcrl.label_log import read_labels
+from pbcrl.oracle import DelayedOracle
 from pbcrl.storage import load_tensors
 
 from .conftest import load
@@ -239,6 +240,54 @@ def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_onc
     (warning,) = summary(folder)["warnings"]
     assert "fewer than 14 episodes were new or had an answer in a labelling round" in warning
     assert summary(folder)["queries_used"] == 220  # all on pairs
+
+
+def test_what_is_due_before_the_first_episodes_can_have_ended_is_no_reason_to_warn(
+    script, make_args
+):
+    """Rollouts of 20 steps: no episode of 100 has ended by the first round, iteration 3."""
+    options = {"num_steps": 20, "minibatch_size": 80, "total_timesteps": 80 * 24}
+    folder = script.train(make_args("run", constraint="accept", finetune_interval=15, **options))
+    assert rows(folder)[14]["rejected"] is None
+    assert "fewer than" not in str(summary(folder)["warnings"])
+
+
+# Batches cost some 15 on the mean, and each answer is flipped.
+CALLED_SAFE = {
+    "cost_limit": 10.0,
+    "max_unsafe_rate": 0.9,
+    "safety_noise": 1.0,
+    "multiplier_initial": 0.5,
+}
+
+
+@pytest.mark.parametrize("constraint", ["rate", "accept"])
+def test_labels_that_come_a_round_late_move_the_multiplier_and_choose_no_policy(
+    script, make_args, monkeypatch, constraint
+):
+    """In the first round nothing has come; then what was asked in the round before."""
+    make_oracle = script.make_oracle
+    monkeypatch.setattr(
+        script, "make_oracle", lambda *a, **k: DelayedOracle(make_oracle(*a, **k), rounds=1)
+    )
+    # A batch stays open for a round, and the next one is shown in the round after that.
+    folder = script.train(make_args("run", constraint=constraint, **CALLED_SAFE))
+    found, warnings = summary(folder), str(summary(folder)["warnings"])
+    assert "labels came late: λ follows the episodes of older policies" in warnings
+    none = {"rate": "no safety label came in a labelling round", "accept": "had an answer in a"}
+    assert none[constraint] in warnings
+    assert rows(folder)[ROUNDS[0]]["multiplier"] == 0.5
+    assert rows(folder)[ROUNDS[1]]["multiplier"] < 0.5
+    assert found["safe_policy_iteration"] is None
+    assert not (folder / "policy_safe.safetensors").exists()
+
+
+def test_the_same_labels_in_time_choose_a_policy(script, make_args):
+    for constraint in ("rate", "accept"):
+        folder = script.train(make_args(constraint, constraint=constraint, **CALLED_SAFE))
+        found = summary(folder)
+        assert found["safe_policy_iteration"] is not None
+        assert "late" not in str(found["warnings"])
 
 
 def test_a_fine_tuning_of_its_own_changes_the_cost_model(script, make_args):

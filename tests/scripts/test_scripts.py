@@ -320,6 +320,15 @@ def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
     ]
 
 
+def test_the_task_of_a_script_that_is_told_none_brings_its_defaults_too(scripts):
+    found = []
+    for module in (scripts.ppo_lag, scripts.ppo_lag_pbcrl, scripts.ppo_lag_rlsf):
+        for words in ([], ["--env-id", "SafetyPointButton1-v0"]):
+            module.main(found.append, module.Args, words)
+    assert found[::2] == found[1::2]
+    assert {one.total_timesteps for one in found} == {6_000_000}
+
+
 def test_people_are_asked_for_what_they_can_answer_in_a_sitting(scripts):
     found = []
     ask = scripts.ppo_lag_pbcrl
