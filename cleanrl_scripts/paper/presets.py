@@ -224,7 +224,16 @@ TABLES = {
         "W2 of learned and true costs, and |cost - limit|",
         (GOAL, PUSH, BUTTON),
         ("pbcrl", "rlsf", "ppo_bt", "pbcrl_accept"),
-        ("w2_scaled", "w2_raw", "w2_zscored", "bias"),
+        (
+            "w2_scaled",
+            "w2_offset",
+            "w2_shape",
+            "w2_raw",
+            "w2_zscored",
+            "bias",
+            "step_auroc",
+            "true_cost_at_limit",
+        ),
         {
             (GOAL, "w2_scaled"): ("16.8", "68.1", "42.7"),
             (GOAL, "bias"): ("1.5", "11.8", "6.9"),

@@ -67,9 +67,13 @@ METRICS = {
     "balanced_accuracy": "balanced accuracy",
     "type_ii_rate": "type II rate",
     "w2_scaled": "W2, scaled",
+    "w2_offset": "W2, scaled, of means",
+    "w2_shape": "W2, scaled, of shapes",
     "w2_raw": "W2, raw",
     "w2_zscored": "W2, z-scored",
     "bias": "bias",
+    "step_auroc": "step AUROC",
+    "true_cost_at_limit": "cost at the learned limit",
     "return_mid": "return, mid",
     "true_cost_mid": "cost, mid",
     "return_last_tenth": "return, end",
@@ -81,8 +85,9 @@ NOTES = """
 Return and cost are those of the final evaluation, of the deterministic policy where nothing else is
 said, and of the stochastic one, which was trained; the share above d is that of its episodes
 (deterministic). Mid and end are of the training episodes: those around half of the env steps (45 to
-55 %), and the last tenth. Bias is |cost - d|, d the true limit. W2, accuracy and type II rate are
-taken on test episodes that were never labelled. Learned costs of RLSF are counts of states, held to
+55 %), and the last tenth. Bias is |cost - d|, d the true limit, of each run by itself. W2, accuracy,
+type II rate, step AUROC (which steps cost) and the cost at the learned limit (the true one where the
+mean learned cost is there) are taken on test episodes that were never labelled. Learned costs of RLSF are counts of states, held to
 d; all others are logits, held to 0. ± is the standard deviation over seeds, IQM the interquartile
 mean with its 95 % interval over bootstrapped seeds. – is missing or undefined.
 """

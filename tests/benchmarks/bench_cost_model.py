@@ -6,7 +6,9 @@
 With `--later` it is the gate that a change of the method passes before it becomes a default: the
 test episodes are those that were played last, by policies that the model has not seen, and what
 counts is the step AUROC and the true mean cost where the learned one meets its limit, as learned
-and after `calibrate_limit` on the labels of the test episodes.
+and after `calibrate_limit` on the labels of the test episodes. `--online-queries` adds rounds of
+fine-tuning on the episodes played just before those, as in training, and says how far each round
+moves the mean learned cost.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pbcrl import (
     Label,
     PreferenceBuffer,
     SyntheticOracle,
+    Trajectory,
     TrajectoryDataset,
     cut_segments,
     draw_pairs,
@@ -65,6 +68,22 @@ class Args:
     accept_batch: int | None = None
     """set the limit of segments by whether the mean of so many consecutive episodes is within it,
     as `--constraint accept` asks, not by the safety of single ones"""
+    online_queries: int = 0
+    """labelled pairs of the last episodes before the test ones, which nothing else learns from:
+    the model is fine-tuned on them in rounds, and judged after the last; with --later"""
+    online_episodes: int = 1_200
+    """how many episodes these are"""
+    rounds: int = 12
+    """rounds of fine-tuning, each on as many of these episodes, in the order of play"""
+    finetune_lr: float | None = None
+    """Adam's step size in these rounds; default: lr"""
+    finetune_epochs: int = 5
+    """passes over the newest labels per round"""
+    finetune_balanced: bool = False
+    """draw each batch from all labels, safe and unsafe members equally often"""
+    finetune_average: float = 0.0
+    """share of the earlier ones in an exponential average of the weights after each round, by which
+    the model is judged; 0 is the last round's weights"""
     seeds: int = 1
     """seeds 0, 1, ... of every size; the test episodes are the same for all"""
     lr: float = 3e-3
@@ -115,19 +134,59 @@ def calibration_of(
     return calibrate_limit(costs, safe[first])
 
 
+def finetune(
+    args: Args,
+    trainer: CostModelTrainer,
+    pairs: PreferenceBuffer,
+    episodes: list[Trajectory],
+    oracle: SyntheticOracle,
+    rng: np.random.Generator,
+) -> list[float]:
+    """Fine-tune in rounds, as training does; return how far each moves the mean learned cost.
+
+    In standard deviations of the learned costs of `episodes`, which are in the order of play.
+    """
+    model, moves = trainer.model, []
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    per_round = len(episodes) // args.rounds
+    for number in range(args.rounds):
+        played = episodes[number * per_round : (number + 1) * per_round]
+        chosen = draw_pairs(per_round, args.online_queries // args.rounds, rng=rng)
+        chosen = pairs.add_trajectories(played)[chosen]
+        pairs.add_labels(chosen, oracle.label(pairs.queries(chosen)))
+        before = model.score(episodes)
+        trainer.finetune(
+            pairs,
+            num_new=len(chosen),
+            epochs=args.finetune_epochs,
+            lr=args.finetune_lr,
+            balanced=args.finetune_balanced,
+        )
+        moves.append(float((model.score(episodes) - before).mean() / before.std()))
+        for name, value in model.state_dict().items():
+            average[name].mul_(args.finetune_average).add_((1 - args.finetune_average) * value)
+    model.load_state_dict(average)
+    return moves
+
+
 def main(args: Args) -> None:
     torch.set_num_threads(args.torch_threads)
     dataset = TrajectoryDataset(args.dataset)
     limit = pbcrl_envs.cost_limit(dataset.env_id) if args.cost_limit is None else args.cost_limit
-    if limit is None or args.test_episodes + max(args.sizes) > len(dataset):
+    num_online = args.online_episodes if args.online_queries else 0
+    if num_online and (not args.later or args.segment_length):
+        raise SystemExit("error: --online-queries needs --later, and whole episodes")
+    num_aside = args.test_episodes + num_online
+    if limit is None or num_aside + max(args.sizes) > len(dataset):
         raise SystemExit(
-            f"error: {args.test_episodes} test episodes and {max(args.sizes)} others are needed, "
-            f"and a cost limit; {args.dataset} has {len(dataset)} of {dataset.env_id}"
+            f"error: {num_aside} episodes for tests and rounds and {max(args.sizes)} others are "
+            f"needed, and a cost limit; {args.dataset} has {len(dataset)} of {dataset.env_id}"
         )
     order = np.random.default_rng(0).permutation(len(dataset))
     if args.later:
         order = np.arange(len(dataset))[::-1]
     test = [dataset[i] for i in order[: args.test_episodes]]
+    online = [dataset[i] for i in order[args.test_episodes : num_aside][::-1]]
     true = np.array([episode.true_cost for episode in test])
     unsafe = float((true > limit).mean())
     print(f"{len(dataset)} episodes of {dataset.env_id}, {len(test)} held out, {unsafe:.0%} unsafe")
@@ -135,8 +194,8 @@ def main(args: Args) -> None:
         for seed in range(args.seeds):
             rng = np.random.default_rng(seed)
             torch.manual_seed(seed)
-            oracle = SyntheticOracle(limit, budget=args.queries)
-            chosen = rng.permutation(order[args.test_episodes :])[:size]
+            oracle = SyntheticOracle(limit, budget=args.queries + args.online_queries)
+            chosen = rng.permutation(order[num_aside:])[:size]
             share = args.segment_share if args.segment_length else 0.0
             buffers: list[PreferenceBuffer] = []
             segments: list[PreferenceBuffer] = []
@@ -189,6 +248,9 @@ def main(args: Args) -> None:
             )
             if segments:
                 model.recalibrate(*calibration_of(args, model, buffers[1], oracle))
+            moves: list[float] = []
+            if online:
+                moves = finetune(args, trainer, train, online, oracle, rng)
             seconds = time.perf_counter() - start
             learned = model.score(test)
             report = cost_model_report(learned, true, limit, learned_limit=model.learned_limit)
@@ -209,6 +271,8 @@ def main(args: Args) -> None:
                 f"{len(history)} validations: {best}, {seconds:.0f} s",
                 flush=True,
             )
+            if moves:
+                print(f"      sd by round: {', '.join(f'{move:+.2f}' for move in moves)}")
 
 
 if __name__ == "__main__":

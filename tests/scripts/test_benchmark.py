@@ -116,6 +116,12 @@ def test_unknown_names_are_refused_with_those_that_exist(benchmark):
         jobs(benchmark, "w2", variants=("ppo_lag",))
 
 
+def test_all_runs_learn_in_bfloat16_if_asked(benchmark):
+    (plain, *_), asked = jobs(benchmark, "results"), jobs(benchmark, "results", bf16=True)
+    assert "bf16" not in plain.options
+    assert all(job.options["bf16"] is True and "--bf16" in job.command for job in asked)
+
+
 # -- What is known of a run ------------------------------------------------------------------
 
 
