@@ -2,9 +2,10 @@
 
     python cleanrl_scripts/paper/report.py --runs-dir runs/benchmark --out runs/report
 
-`--earlier FOLDER` counts the runs of an earlier report as well, from its two CSV files, so that run
-folders need not be kept: `--runs-dir none --earlier docs/results` writes the tables of the results
-in the documentation again.
+`--earlier FOLDER` counts the runs of an earlier report as well, from its two CSV files, and shows
+its figures where there is no data to draw them again, so that run folders need not be kept:
+`--runs-dir none --earlier docs/results` writes the tables of the results in the documentation
+again.
 
 A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`; a script of
 your own is a method by its name. Runs that no table of the paper has are reported at the end. A
@@ -85,11 +86,12 @@ NOTES = """
 Return and cost are those of the final evaluation, of the deterministic policy where nothing else is
 said, and of the stochastic one, which was trained; the share above d is that of its episodes
 (deterministic). Mid and end are of the training episodes: those around half of the env steps (45 to
-55 %), and the last tenth. Bias is |cost - d|, d the true limit, of each run by itself. W2, accuracy,
-type II rate, step AUROC (which steps cost) and the cost at the learned limit (the true one where the
-mean learned cost is there) are taken on test episodes that were never labelled. Learned costs of RLSF are counts of states, held to
-d; all others are logits, held to 0. ± is the standard deviation over seeds, IQM the interquartile
-mean with its 95 % interval over bootstrapped seeds. – is missing or undefined.
+55 %), and the last tenth. Bias is |cost - d| of each run, d the true limit. W2, accuracy, type II
+rate, step AUROC and cost at the learned limit are taken on test episodes that were never labelled;
+the last is the mean true cost where the mean learned cost is at its limit. Learned costs of RLSF
+are counts of states, held to d; all others are logits, held to 0. ± is the standard deviation over
+seeds, IQM the interquartile mean with its 95 % interval over bootstrapped seeds. – is missing or
+undefined.
 """
 
 CELL = "env_id", "variant", "seed"
@@ -743,10 +745,18 @@ def bars(table: Table, runs: Sequence[Run]) -> Figure | None:
     return figure
 
 
-def save(figure: Figure | None, out: Path, name: str) -> str:
-    """Write a figure as PNG and SVG; return the Markdown that shows it."""
+def save(figure: Figure | None, out: Path, name: str, earlier: str | None) -> str:
+    """Write a figure as PNG and SVG; return the Markdown that shows it.
+
+    One that cannot be drawn, as the folders of its runs are gone, is the earlier report's.
+    """
     if figure is None:
-        return ""
+        path = None if earlier is None else Path(earlier) / f"{name}.png"
+        if path is None or not path.exists():
+            return ""
+        if path.parent.resolve() != out.resolve():
+            shutil.copy(path, out)
+        return f"![{name}]({name}.png)\n"
     for suffix in ("png", "svg"):
         figure.savefig(out / f"{name}.{suffix}", dpi=130)
     plt.close(figure)
@@ -808,20 +818,23 @@ def main(args: Args) -> None:
             raise SystemExit(f"error: --out must be a folder to write to ({error})") from error
         reported += [run for run in runs if run not in reported]
         parts.append(markdown(name, table, found, args))
-        parts.append(save(bars(table, runs), out, f"{name}__bars"))
+        parts.append(save(bars(table, runs), out, f"{name}__bars", args.earlier))
         for env_id in dict.fromkeys(run.env_id for run in runs):
             shown = {run.variant for run in runs if run.env_id == env_id}
             if any(shown <= others for others in drawn.setdefault((env_id, name == "smoke"), [])):
                 continue  # a table before has drawn them all
             drawn[env_id, name == "smoke"].append(shown)
             prefix = f"{name}__{env_id.replace('/', '-')}"
-            parts.append(save(curves(env_id, table, runs), out, f"{prefix}__curves"))
-            parts.append(save(distributions(env_id, table, runs), out, f"{prefix}__costs"))
+            for figure, kind in (
+                (curves(env_id, table, runs), "curves"),
+                (distributions(env_id, table, runs), "costs"),
+            ):
+                parts.append(save(figure, out, f"{prefix}__{kind}", args.earlier))
             for variant in table.variants:
                 of_variant = runs_of(runs, env_id, made_as(env_id, variant))
                 figures = judged(env_id, variant, of_variant)
-                for figure, kind in zip(figures, ("calibration", "tail"), strict=True):
-                    parts.append(save(figure, out, f"{prefix}__{variant}__{kind}"))
+                for one, kind in zip(figures, ("calibration", "tail"), strict=True):
+                    parts.append(save(one, out, f"{prefix}__{variant}__{kind}", args.earlier))
                 parts += [pictures(run, out) for run in of_variant[:1]]
     if not reported:
         raise SystemExit(

@@ -305,6 +305,20 @@ def test_a_report_can_be_made_again_from_its_two_csv_files_alone(report, tmp_pat
         assert copy.read_bytes() == first.read_bytes(), name
 
 
+def test_figures_that_need_the_folder_of_a_run_are_those_of_the_earlier_report(report, tmp_path):
+    costs = [(float(i), i / 10 - 1) for i in range(20)]
+    write_run(tmp_path / "runs", TOY, "pbcrl", 0, test_costs=costs, learned_limit=0.0)
+    text = made(report, tmp_path, "toy")
+    drawn = [f"toy__{TOY}__costs", *(f"toy__{TOY}__pbcrl__{k}" for k in ("calibration", "tail"))]
+    assert all(f"![{name}]({name}.png)" in text for name in drawn)
+    again = made(report, tmp_path, "toy", runs="none", earlier="out", out="again")
+    assert all(f"![{name}]({name}.png)" in again for name in drawn)
+    assert all((tmp_path / "again" / f"{name}.png").exists() for name in drawn)
+    (tmp_path / "out" / f"{drawn[0]}.png").unlink()
+    without = made(report, tmp_path, "toy", runs="none", earlier="out", out="without")
+    assert drawn[0] not in without
+
+
 def test_a_run_counts_more_than_its_row_in_an_earlier_report(report, tmp_path):
     for seed, cost in enumerate((10.0, 20.0)):
         write_run(tmp_path / "runs", TOY, "ppo_lag", seed, true_cost=cost)
