@@ -1,5 +1,6 @@
 # Two commands do everything, the environment included:
-#   make run     the main job: learn a cost from preferences, train PPO-Lag under it
+#   make run     the main job: learn a cost from preferences, train PPO-Lag under it, on the lane
+#                change, where the multiplier follows labels of fresh segments (--constraint rate)
 #   make test    lint, types, tests
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter, and
 # WORKERS= how many tests run at a time.
