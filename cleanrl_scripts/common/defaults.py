@@ -50,11 +50,11 @@ _DRIVING_PBCRL: dict[str, Any] = {
     "offline_queries": 14_000,
     "online_queries": 6_000,
     # All episodes are unsafe at first, and safe rounds take back 0.002 at a time: an integral in
-    # steps of 1 kept λ near 2, where policies creep. The proportional part holds the limit; at 50
-    # and 125 some seeds broke it.
+    # steps of 1 kept λ near 2, where policies creep. The proportional part holds the limit; at 50,
+    # 125 and 250 some seeds broke it.
     "multiplier_rule": "pid",
     "multiplier_lr": 0.2,
-    "multiplier_proportional": 250.0,
+    "multiplier_proportional": 500.0,
     "multiplier_cap": 5.0,
     # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
     # very different steepness.
