@@ -245,7 +245,7 @@ def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_onc
 def test_what_is_due_before_the_first_episodes_can_have_ended_is_no_reason_to_warn(
     script, make_args
 ):
-    """Rollouts of 20 steps: no episode of 100 has ended by the first round, iteration 3."""
+    """Four envs start out of step: in 300 steps they end fewer than 12 whole episodes of 100."""
     options = {"num_steps": 20, "minibatch_size": 80, "total_timesteps": 80 * 24}
     folder = script.train(make_args("run", constraint="accept", finetune_interval=15, **options))
     assert rows(folder)[14]["rejected"] is None
