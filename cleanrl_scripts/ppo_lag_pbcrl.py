@@ -132,6 +132,8 @@ class Args:
     """episodes in the batch of --constraint accept, at least 10; two count as one online query"""
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
+    multiplier_anti_windup: bool = False
+    """leave the integral of pid as it is while λ is at its cap: an unsafe start is not remembered"""
     dataset: str | None = None
     """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
     DSRL file; default: collect some with ppo_lag.py and cache them"""
@@ -498,6 +500,10 @@ def check_constraint(args: Args) -> None:
 def make_multiplier(args: Args) -> Multiplier:
     """Return the multiplier, by the rule and step size given, or those that suit the constraint."""
     rule = args.multiplier_rule or ("adam" if args.constraint == "learned" else "ascent")
+    if args.multiplier_anti_windup and rule != "pid":
+        raise ValueError(
+            f"--multiplier-anti-windup is a part of --multiplier-rule pid, and the rule is {rule}"
+        )
     lr = args.multiplier_lr
     if lr is None and rule in ("ascent", "pid"):  # per unit of what moves it
         lr = {"learned": 0.05, "rate": 2.0, "accept": 0.12}[args.constraint]
@@ -505,9 +511,12 @@ def make_multiplier(args: Args) -> Multiplier:
         lr = 0.12 * (1 if args.constraint == "learned" else args.finetune_interval)
     elif lr is None:
         lr = 0.05
-    gains = {"proportional": args.multiplier_proportional} if rule == "pid" else {}
+    of_rule: dict[str, float | bool] = {}
+    if rule == "pid":
+        of_rule["proportional"] = args.multiplier_proportional
+        of_rule["anti_windup"] = args.multiplier_anti_windup
     bounds = {"floor": args.multiplier_floor, "cap": args.multiplier_cap}
-    return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **gains)
+    return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **of_rule)
 
 
 def make_oracle(

@@ -260,7 +260,8 @@ class PIDMultiplier(Multiplier):
     on the scale of the costs. With both others 0 the rule is `AscentMultiplier`. The proportional
     term answers a violation at once and so damps the overshoot of ascent where the policy follows λ
     slowly; too large, it oscillates by itself. The derivative term answers to rising costs only.
-    The integral is projected at both ends, so that it does not wind up.
+    The integral is projected at both ends, so that it does not wind up beyond them;
+    `anti_windup` also holds it where the answers alone bring λ to its cap.
 
     Differs from Algorithm 2 in the averaging, which `smoothing=0` turns off, and in the
     first update, whose ΔS is 0 rather than J.
@@ -274,6 +275,9 @@ class PIDMultiplier(Multiplier):
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.
         smoothing: Weight of the old average in each new one, in [0, 1).
+        anti_windup: Leave the integral as it is while λ is at its cap and J exceeds the limit. λ
+            cannot answer more by then, and a long unsafe start would be remembered as a high λ.
+            Needs a finite `cap`.
     """
 
     def __init__(
@@ -286,6 +290,7 @@ class PIDMultiplier(Multiplier):
         proportional: float = 5.0,
         derivative: float = 1.0,
         smoothing: float = 0.5,
+        anti_windup: bool = False,
     ) -> None:
         super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
         for name, gain in (("proportional", proportional), ("derivative", derivative)):
@@ -293,9 +298,12 @@ class PIDMultiplier(Multiplier):
                 raise ValueError(f"{name} must be >= 0 and finite, got {gain}; 0 turns it off")
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}; 0 is none")
+        if anti_windup and cap == math.inf:
+            raise ValueError("anti_windup acts at the cap, and cap is inf; give a finite cap")
         self._proportional = proportional
         self._derivative = derivative
         self._smoothing = smoothing
+        self._anti_windup = anti_windup
         self._state |= {"integral": float(initial), "updates": 0.0}
         self._state |= {"smoothed_excess": 0.0, "smoothed_cost": 0.0}
 
@@ -309,8 +317,10 @@ class PIDMultiplier(Multiplier):
         before = state["smoothed_cost"]
         state["smoothed_cost"] = old * before + (1 - old) * episode_cost
         rise = max(0.0, state["smoothed_cost"] - before)
-        state["integral"] = self._clipped(state["integral"] + self._lr * excess)
         answer = self._proportional * state["smoothed_excess"] + self._derivative * rise
+        at_cap = state["integral"] + self._lr * answer >= self._cap
+        if not (self._anti_windup and at_cap and excess > 0):
+            state["integral"] = self._clipped(state["integral"] + self._lr * excess)
         return self._clipped(state["integral"] + self._lr * answer)
 
     def _release(self) -> None:
