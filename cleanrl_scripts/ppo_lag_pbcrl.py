@@ -133,7 +133,7 @@ class Args:
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     multiplier_anti_windup: bool = False
-    """leave the integral of pid as it is while λ is at its cap: an unsafe start is not remembered"""
+    """leave the integral of pid as it is while λ is at its cap, or it remembers an unsafe start"""
     dataset: str | None = None
     """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
     DSRL file; default: collect some with ppo_lag.py and cache them"""
