@@ -133,7 +133,7 @@ class Args:
     multiplier_floor: float = 0.0
     """lowest λ, at most multiplier_initial; above 0, a long safe phase does not make cost free"""
     multiplier_anti_windup: bool = False
-    """leave the integral of pid as it is while λ is at its cap, or it remembers an unsafe start"""
+    """pid: leave the integral as it is while λ is at its cap, or it remembers an unsafe start"""
     dataset: str | None = None
     """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
     DSRL file; default: collect some with ppo_lag.py and cache them"""
@@ -500,10 +500,6 @@ def check_constraint(args: Args) -> None:
 def make_multiplier(args: Args) -> Multiplier:
     """Return the multiplier, by the rule and step size given, or those that suit the constraint."""
     rule = args.multiplier_rule or ("adam" if args.constraint == "learned" else "ascent")
-    if args.multiplier_anti_windup and rule != "pid":
-        raise ValueError(
-            f"--multiplier-anti-windup is a part of --multiplier-rule pid, and the rule is {rule}"
-        )
     lr = args.multiplier_lr
     if lr is None and rule in ("ascent", "pid"):  # per unit of what moves it
         lr = {"learned": 0.05, "rate": 2.0, "accept": 0.12}[args.constraint]

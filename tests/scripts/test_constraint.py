@@ -193,10 +193,6 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
         ({"multiplier_floor": -0.1}, "--multiplier-floor must be >= 0 and finite, got -0.1"),
         ({"multiplier_floor": 0.05}, r"initial must be at least floor, got 0\.01 and 0\.05"),
         (
-            {"multiplier_anti_windup": True, "multiplier_rule": "adam"},
-            "--multiplier-anti-windup is a part of --multiplier-rule pid, and the rule is adam",
-        ),
-        (
             {"multiplier_anti_windup": True, "multiplier_rule": "pid"},
             "anti_windup acts at the cap, and cap is inf; give a finite cap",
         ),
