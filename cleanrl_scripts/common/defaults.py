@@ -43,19 +43,20 @@ _DRIVING_PBCRL: dict[str, Any] = {
     # start with, not their bad steps, and three policies in ten followed it to somewhere worse.
     "constraint": "rate",
     "segment_length": 20,
-    # An episode has three or five segments, and an unsafe one some five bad steps: a mean of 0.03
-    # or 0.05, which is half of the limit or less.
-    "max_unsafe_rate": 0.002,
+    # An episode has three or five segments, and an unsafe one two to eight bad steps: a mean of
+    # 0.02 to 0.12.
+    "max_unsafe_rate": 0.003,
     # Of a round's segments hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    # All episodes are unsafe at first, and safe rounds take back 0.002 at a time: an integral in
-    # steps of 1 kept λ near 2, where policies creep. The proportional part holds the limit; at 50,
-    # 125 and 250 some seeds broke it.
+    # All episodes are unsafe at first, and safe rounds take back 0.012 at a time: an integral that
+    # takes that up leaves λ so high that policies creep, and one in small steps cannot follow what
+    # a seed needs. So λ is at its cap at first, and the integral begins when it has left it.
     "multiplier_rule": "pid",
-    "multiplier_lr": 0.2,
-    "multiplier_proportional": 500.0,
+    "multiplier_lr": 4.0,
+    "multiplier_proportional": 12.5,
     "multiplier_cap": 5.0,
+    "multiplier_anti_windup": True,
     # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
     # very different steepness.
     "pretrain_epochs": 6,

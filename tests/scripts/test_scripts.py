@@ -305,7 +305,7 @@ def test_a_task_brings_defaults_which_the_command_line_overrules(scripts):
     learned = driving[1]
     assert (learned.constraint, learned.max_unsafe_rate, learned.segment_length) == (
         "rate",
-        2e-3,
+        3e-3,
         20,
     )
     scripts.ppo_lag.main(found.append, scripts.ppo_lag.Args, ["--resume", "R", *words[:2]])
