@@ -1,8 +1,10 @@
 """The README and the pages in docs/ name what exists, list what is written, and their code runs."""
 
 import ast
+import csv
 import re
 import runpy
+import statistics
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -456,3 +458,25 @@ def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
     assert names == list(arguments(SCRIPTS / script))
     assert all(meaning for *_, meaning in listed)
     assert f"- **`{listed[0][0]}`** (" in hooks["flags_page"]()
+
+
+def test_the_results_of_the_readme_are_means_over_the_seeds_of_runs_csv():
+    """To the digits shown, of the tasks by their own limits."""
+    with (ROOT / "docs" / "results" / "runs.csv").open(newline="") as file:
+        runs = list(csv.DictReader(file))
+    found = rows(section(read(ROOT / "README.md"), "Results"))
+    assert len(found) == 8
+    for task, seeds, *cells in found:
+        name, limit = task.split(", ")
+        ours = "pbcrl_rate" if name.startswith("Driving") else "pbcrl_accept"
+        for variant, cell in zip(("ppo_lag", ours), cells, strict=True):
+            of = [run for run in runs if re.fullmatch(rf"{name}-v\d {variant}", title(run))]
+            assert [float(run["true_limit"]) for run in of] == [float(limit)] * int(seeds)
+            for shown, key in zip(cell.split(", "), ("return", "true_cost"), strict=True):
+                digits = len(shown.partition(".")[2])
+                mean = statistics.mean(float(run[key]) for run in of)
+                assert f"{mean:,.{digits}f}" == shown
+
+
+def title(run: dict[str, str]) -> str:
+    return f"{run['env_id']} {run['variant']}"
