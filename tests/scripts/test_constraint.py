@@ -194,7 +194,7 @@ def test_rule_and_step_size_suit_the_constraint_unless_they_are_given(script, op
         ({"multiplier_floor": 0.05}, r"initial must be at least floor, got 0\.01 and 0\.05"),
         (
             {"multiplier_anti_windup": True, "multiplier_rule": "pid"},
-            "anti_windup acts at the cap, and cap is inf; give a finite cap",
+            "anti_windup acts at the cap, and cap is inf; give a finite cap, or turn it off",
         ),
         (
             {"segment_length": 0},
