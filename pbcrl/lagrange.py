@@ -299,7 +299,9 @@ class PIDMultiplier(Multiplier):
         if not 0 <= smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}; 0 is none")
         if anti_windup and cap == math.inf:
-            raise ValueError("anti_windup acts at the cap, and cap is inf; give a finite cap, or turn it off")
+            raise ValueError(
+                "anti_windup acts at the cap, and cap is inf; give a finite cap, or turn it off"
+            )
         self._proportional = proportional
         self._derivative = derivative
         self._smoothing = smoothing
