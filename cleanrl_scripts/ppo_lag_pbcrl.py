@@ -507,12 +507,13 @@ def make_multiplier(args: Args) -> Multiplier:
         lr = 0.12 * (1 if args.constraint == "learned" else args.finetune_interval)
     elif lr is None:
         lr = 0.05
-    of_rule: dict[str, float | bool] = {}
-    if rule == "pid":
-        of_rule["proportional"] = args.multiplier_proportional
-        of_rule["anti_windup"] = args.multiplier_anti_windup
+    pid = {
+        "proportional": args.multiplier_proportional,
+        "anti_windup": args.multiplier_anti_windup,
+    }
+    gains = pid if rule == "pid" else {}
     bounds = {"floor": args.multiplier_floor, "cap": args.multiplier_cap}
-    return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **of_rule)
+    return MULTIPLIER_RULES[rule](lr=lr, initial=args.multiplier_initial, **bounds, **gains)
 
 
 def make_oracle(

@@ -261,7 +261,7 @@ class PIDMultiplier(Multiplier):
     term answers a violation at once and so damps the overshoot of ascent where the policy follows λ
     slowly; too large, it oscillates by itself. The derivative term answers to rising costs only.
     The integral is projected at both ends, so that it does not wind up beyond them;
-    `anti_windup` also holds it where the answers alone bring λ to its cap.
+    `anti_windup` also holds it where the sum of the terms brings λ to its cap.
 
     Differs from Algorithm 2 in the averaging, which `smoothing=0` turns off, and in the
     first update, whose ΔS is 0 rather than J.
