@@ -21,7 +21,7 @@ COMMANDS = {
 }
 """File, extra that it needs, and what it does."""
 
-_OURS = "pbcrl", "pbcrl_envs", "pbcrl_scripts", "common", "presets", "evaluate"
+_OURS = "pbcrl", "pbcrl_envs", "pbcrl_scripts", "pbcrl_script_utils", "presets", "evaluate"
 _EXTRAS = {"ppo_lag_llm": "scripts,llm"}
 """Of training scripts that need more than the others."""
 
@@ -96,9 +96,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run(path: Path, flags: list[str]) -> None:
-    """Run a script as `python PATH FLAGS` does; one elsewhere finds `common` of this folder."""
+    """Run a script as `python PATH FLAGS` does."""
     sys.argv = [str(path), *flags]
-    sys.path[:0] = dict.fromkeys([str(path.resolve().parent), str(SCRIPTS)])
+    sys.path.insert(0, str(path.resolve().parent))
     runpy.run_path(str(path), run_name="__main__")
 
 

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from common.args import check_args, main, read_args
-from common.evaluation import play
-from common.plots import cost_over_plane, draw_paths, draw_plane, save
-from common.run import command_of
 from evaluate import load_agent
 
 from pbcrl import load_cost_model
+from pbcrl_script_utils.args import check_args, main, read_args
+from pbcrl_script_utils.evaluation import play
+from pbcrl_script_utils.plots import cost_over_plane, draw_paths, draw_plane, save
+from pbcrl_script_utils.run import command_of
 
 TOY = "PointHazards-v0"
 

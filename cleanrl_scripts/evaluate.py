@@ -21,19 +21,19 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from common.args import check_args, main, read_args
-from common.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
-from common.evaluation import Judge, play, true_costs
-from common.policies import policy_of
-from common.run import print_groups
-from common.verdict import interval, verdict
-from common.video import check_film, film
 
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
+from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
-from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.storage import load_tensors
+from pbcrl_script_utils.args import check_args, main, read_args
+from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
+from pbcrl_script_utils.evaluation import Judge, play, true_costs
+from pbcrl_script_utils.policies import policy_of
+from pbcrl_script_utils.run import print_groups
+from pbcrl_script_utils.verdict import interval, verdict
+from pbcrl_script_utils.video import check_film, film
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ def draw_plots(
     seed: int,
 ) -> list[Path]:
     """Draw the learned cost beside the true one, as far as the env and the run have it."""
-    from common import plots
+    from pbcrl_script_utils import plots
 
     true, learned = true_costs(episodes), cost_model.score(episodes)
     # Episodes that cost nothing show little: of those that cost, one in the middle.

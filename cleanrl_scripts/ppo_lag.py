@@ -14,10 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from common.args import check_args, main, resumed
-from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import Collector  # true cost
-from common.envs import (
+from gymnasium.vector import VectorEnv
+from torch import Tensor, nn
+
+from pbcrl import MULTIPLIER_RULES  # true cost
+from pbcrl.recorder import discarded_envs, step_costs  # true cost
+from pbcrl_script_utils.args import check_args, main, resumed
+from pbcrl_script_utils.checkpoint import Checkpoint, check_weights, has_state
+from pbcrl_script_utils.collect import Collector  # true cost
+from pbcrl_script_utils.envs import (
     Episodes,
     action_bounds,
     check_rollout,
@@ -27,15 +32,10 @@ from common.envs import (
     resolve_cost_limit,
     start_episodes,
 )
-from common.evaluation import evaluate  # true cost
-from common.policies import save_agent  # PbCRL: SafePolicy
-from common.run import Run
-from common.video import check_film
-from gymnasium.vector import VectorEnv
-from torch import Tensor, nn
-
-from pbcrl import MULTIPLIER_RULES  # true cost
-from pbcrl.recorder import discarded_envs, step_costs  # true cost
+from pbcrl_script_utils.evaluation import evaluate  # true cost
+from pbcrl_script_utils.policies import save_agent  # PbCRL: SafePolicy
+from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.video import check_film
 
 # -- Args ------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """PPO-Lagrangian on the tokens of a language model, under a cost learned from labelled responses.
 
 By default a small transformer from scratch on a task with a known cost (`pbcrl_envs.tokens`), in a
-minute or so; `--model DIR --data FILE` aligns a real one to labelled responses (`pbcrl.text`). Two
-critics; reward and cost come with the last token, a KL penalty with every one, in both streams, and
-A = (A_R - λ A_C) / (1 + λ), all as in Safe RLHF. Unlike there, A_R and A_C are divided by their
+minute or so; `--model DIR --data FILE` aligns a real one to labelled responses (`pbcrl.llm.text`).
+Two critics; reward and cost come with the last token, a KL penalty with every one, in both streams,
+and A = (A_R - λ A_C) / (1 + λ), all as in Safe RLHF. Unlike there, A_R and A_C are divided by their
 standard deviations, since the unit of a learned cost is arbitrary.
 """
 
@@ -18,16 +18,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from common.args import check_args, main, resumed
-from common.checkpoint import Checkpoint, check_weights
-from common.run import Run
-from common.texts import Scorer, World, load_model
-from common.verdict import interval
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from pbcrl import MULTIPLIER_RULES, DeadZone, Trajectory
-from pbcrl.text import TextPair, helpfulness
+from pbcrl.llm.text import TextPair, helpfulness
+from pbcrl_script_utils.args import check_args, main, resumed
+from pbcrl_script_utils.checkpoint import Checkpoint, check_weights
+from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.texts import Scorer, World, load_model
+from pbcrl_script_utils.verdict import interval
 
 # -- Args ------------------------------------------------------------------------------------------
 

@@ -16,28 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from common.args import check_args, main, resumed
-from common.card import write_card  # PbCRL
-from common.checkpoint import Checkpoint, check_weights, has_state
-from common.collect import offline_episodes, replay_oracle  # PbCRL
-from common.envs import (
-    Episodes,
-    action_bounds,
-    check_rollout,
-    check_segment_length,  # PbCRL
-    flat_dims,
-    horizon_of,  # PbCRL
-    make_envs,
-    require_cost,
-    resolve_cost_limit,
-    start_episodes,
-)
-from common.evaluation import Judge, evaluate, true_costs  # PbCRL
-from common.policies import SafePolicy, policy_of, save_agent  # PbCRL
-from common.replays import ReplayRecorder, Replays  # PbCRL
-from common.run import Run
-from common.verdict import LabelWatch  # PbCRL
-from common.video import check_film
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
@@ -60,6 +38,28 @@ from pbcrl.calibration import calibrate_limit  # PbCRL
 from pbcrl.lagrange import Multiplier  # PbCRL
 from pbcrl.oracle import Teacher, num_queries  # PbCRL
 from pbcrl.recorder import discarded_envs  # PbCRL
+from pbcrl_script_utils.args import check_args, main, resumed
+from pbcrl_script_utils.card import write_card  # PbCRL
+from pbcrl_script_utils.checkpoint import Checkpoint, check_weights, has_state
+from pbcrl_script_utils.collect import offline_episodes, replay_oracle  # PbCRL
+from pbcrl_script_utils.envs import (
+    Episodes,
+    action_bounds,
+    check_rollout,
+    check_segment_length,  # PbCRL
+    flat_dims,
+    horizon_of,  # PbCRL
+    make_envs,
+    require_cost,
+    resolve_cost_limit,
+    start_episodes,
+)
+from pbcrl_script_utils.evaluation import Judge, evaluate, true_costs  # PbCRL
+from pbcrl_script_utils.policies import SafePolicy, policy_of, save_agent  # PbCRL
+from pbcrl_script_utils.replays import ReplayRecorder, Replays  # PbCRL
+from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.verdict import LabelWatch  # PbCRL
+from pbcrl_script_utils.video import check_film
 
 # -- Args ------------------------------------------------------------------------------------------
 

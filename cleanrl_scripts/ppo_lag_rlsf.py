@@ -17,10 +17,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from common.args import check_args, main, resumed
-from common.checkpoint import Checkpoint, check_weights, has_state
-from common.datasets import open_dataset  # RLSF
-from common.envs import (
+from gymnasium.vector import VectorEnv
+from torch import Tensor, nn
+
+from pbcrl import MULTIPLIER_RULES, Query, SyntheticOracle, Trajectory  # RLSF
+from pbcrl.data.label_log import LabelLog  # RLSF
+from pbcrl.errors import StorageError  # RLSF
+from pbcrl.oracle import Teacher  # RLSF
+from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
+from pbcrl.storage import save_tensors  # RLSF
+from pbcrl_script_utils.args import check_args, main, resumed
+from pbcrl_script_utils.checkpoint import Checkpoint, check_weights, has_state
+from pbcrl_script_utils.datasets import open_dataset  # RLSF
+from pbcrl_script_utils.envs import (
     Episodes,
     action_bounds,
     check_rollout,
@@ -32,19 +41,10 @@ from common.envs import (
     resolve_cost_limit,
     start_episodes,
 )
-from common.evaluation import Judge, evaluate  # RLSF
-from common.policies import save_agent  # PbCRL: SafePolicy
-from common.run import Run
-from common.video import check_film
-from gymnasium.vector import VectorEnv
-from torch import Tensor, nn
-
-from pbcrl import MULTIPLIER_RULES, Query, SyntheticOracle, Trajectory  # RLSF
-from pbcrl.errors import StorageError  # RLSF
-from pbcrl.label_log import LabelLog  # RLSF
-from pbcrl.oracle import Teacher  # RLSF
-from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs  # RLSF
-from pbcrl.storage import save_tensors  # RLSF
+from pbcrl_script_utils.evaluation import Judge, evaluate  # RLSF
+from pbcrl_script_utils.policies import save_agent  # PbCRL: SafePolicy
+from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.video import check_film
 
 # -- Args ------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ The names that one needs, in the order in which data flows through them; each ca
 All else is in its module: `pbcrl.metrics` compares learned with true costs, `pbcrl.epic` as
 functions, `pbcrl.selection` chooses queries, `pbcrl.recorder` and `pbcrl.spaces` are what the
 wrappers are made of, `pbcrl.storage` writes files, `pbcrl.lagrange` and `pbcrl.oracle` have more of
-their kind, `pbcrl.text` and `pbcrl.llm` are for language models.
+their kind, `pbcrl.llm.text` and `pbcrl.llm.cost_head` are for language models.
 """
 
 from pbcrl import metrics as metrics
@@ -38,12 +38,12 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.trainer import CostModelTrainer
 from pbcrl.lagrange import MULTIPLIER_RULES, LagrangeMultiplier
 from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
-from pbcrl.function_oracle import FunctionOracle
-from pbcrl.folder_oracle import FolderOracle
+from pbcrl.label.function_oracle import FunctionOracle
+from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.feedback import FeedbackLoop
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
-from pbcrl.policy import load_policy
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.export.policy import load_policy
 
 __version__ = "0.1.0"
 

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from pbcrl.buffer import Pairs, PreferenceBuffer, check_generator, check_trajectories
 from pbcrl.cost_model import LearnedCost
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.label_log import LabelLog, label_to_json
 from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
-from pbcrl.label_log import LabelLog, label_to_json
 from pbcrl.oracle import Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
 from pbcrl.trajectory import Label, Trajectory, cut_segments

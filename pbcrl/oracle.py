@@ -20,8 +20,8 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from pbcrl.data.label_log import check_left, checked_budget
 from pbcrl.errors import BudgetError, StorageError, UnsupportedError
-from pbcrl.label_log import check_left, checked_budget
 from pbcrl.trajectory import Label, Query, Trajectory
 
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-transformers = pytest.importorskip("transformers", reason="pbcrl.llm needs transformers")
+transformers = pytest.importorskip("transformers", reason="pbcrl.llm.cost_head needs transformers")
 
 FAMILIES = "qwen2", "llama", "gpt2"
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import CorruptFileError, FormatVersionError, MismatchError, StorageError
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, pad

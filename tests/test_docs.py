@@ -178,18 +178,18 @@ def line_of(script: str) -> set[str]:
     """The keys of a line of metrics.jsonl: of every run, of this script, and of its laps."""
     laps = {f"seconds_{ast.literal_eval(call.args[0])}" for call in calls(script, "run.lap")}
     own = keys_of(script, "metrics", "tuning") | returned_by(script, "update")
-    return keys_of("common/run.py", "wall") | own | laps
+    return keys_of("pbcrl_script_utils/run.py", "wall") | own | laps
 
 
 def summary_of(script: str) -> set[str]:
     """The keys of summary.json: of every run, of every evaluation, and of this script."""
-    keys = keys_of("common/run.py", "summary") | keys_of(script, "summary")
+    keys = keys_of("pbcrl_script_utils/run.py", "summary") | keys_of(script, "summary")
     (finish,) = calls(script, "run.finish")
     assert isinstance(finish.args[0], ast.Dict)
     keys |= constant_keys(finish.args[0])
     if script == "ppo_lag.py":
-        return keys | keys_of("common/evaluation.py", "summary", added=False)
-    return keys | keys_of("common/evaluation.py", "summary") | REPORT
+        return keys | keys_of("pbcrl_script_utils/evaluation.py", "summary", added=False)
+    return keys | keys_of("pbcrl_script_utils/evaluation.py", "summary") | REPORT
 
 
 def test_the_metrics_of_ppo_lag_are_documented():
@@ -348,7 +348,7 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     if page.name == "cost-models.md":
         pytest.importorskip("gymnasium", "1.0", reason="TransformAction came with Gymnasium 1.0")
     if page.name == "llm.md":
-        pytest.importorskip("transformers", reason="pbcrl.llm needs transformers")
+        pytest.importorskip("transformers", reason="pbcrl.llm.cost_head needs transformers")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     block = re.compile(r"(<!-- not run: .+ -->\n+)?^```python\n(.*?)^```$", re.M | re.S)

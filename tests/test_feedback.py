@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.errors import (
     BudgetError,
     LabelError,
@@ -15,9 +16,8 @@ from pbcrl.errors import (
     UnsupportedError,
 )
 from pbcrl.feedback import FeedbackLoop
-from pbcrl.folder_oracle import FolderOracle
-from pbcrl.function_oracle import FunctionOracle
-from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.label.folder_oracle import FolderOracle
+from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import DelayedOracle, ReplayOracle, SyntheticOracle, Teacher
 from pbcrl.selection import entropy, novelty
 from pbcrl.trajectory import Label, Trajectory

@@ -7,7 +7,7 @@ import pytest
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.errors import BudgetError, StorageError
 from pbcrl.feedback import FeedbackLoop
-from pbcrl.folder_oracle import FolderOracle, read_labelled
+from pbcrl.label.folder_oracle import FolderOracle, read_labelled
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore
 from pbcrl.trajectory import Label, Query, Trajectory

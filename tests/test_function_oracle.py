@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
+from pbcrl.data.label_log import LabelLog
 from pbcrl.errors import BudgetError, StorageError
-from pbcrl.function_oracle import FunctionOracle
-from pbcrl.label_log import LabelLog
+from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.trajectory import Label, Query, Trajectory
 
 
@@ -123,7 +123,7 @@ def test_a_log_with_fewer_queries_than_a_state_knows_is_refused(tmp_path):
 ASKING = """
 import sys, time
 import numpy as np
-from pbcrl.function_oracle import FunctionOracle
+from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.trajectory import Label, Query, Trajectory
 
 def ask(query):

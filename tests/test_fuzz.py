@@ -25,13 +25,13 @@ import pytest
 import torch
 
 from pbcrl.cost_model import CostModel
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.label_log import LabelLog, query_digest, read_labels
+from pbcrl.data.label_log import _line as _label_line
 from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
 from pbcrl.label.store import LabelStore
-from pbcrl.label_log import LabelLog, query_digest, read_labels
-from pbcrl.label_log import _line as _label_line
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Query, Trajectory

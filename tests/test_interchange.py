@@ -10,8 +10,8 @@ from pbcrl.errors import CorruptFileError, NonFiniteError, StorageError
 h5py = pytest.importorskip("h5py")
 minari = pytest.importorskip("minari")
 
-from pbcrl.dsrl import from_dsrl, to_dsrl  # noqa: E402
-from pbcrl.minari import from_minari, to_minari  # noqa: E402
+from pbcrl.data.dsrl import from_dsrl, to_dsrl  # noqa: E402
+from pbcrl.data.minari import from_minari, to_minari  # noqa: E402
 
 # Minari wants an author, a permalink and so on.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:minari")

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
-from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import Label, Trajectory
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pbcrl.folder_oracle import FolderOracle
+from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.clips import draw_frames
+from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.label_log import trajectory_digest
 from pbcrl.trajectory import Label, Query, Trajectory
 
 pytest.importorskip("imageio_ffmpeg", reason="the clips need the extra `label`")

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pbcrl.data.label_log import LabelLog, query_digest, read_labels
 from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
-from pbcrl.label_log import LabelLog, query_digest, read_labels
 from pbcrl.trajectory import Label, Query, Trajectory
 
 from .damage import full_disk, read_only, with_flipped_bits

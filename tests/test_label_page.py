@@ -18,13 +18,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from pbcrl.data.label_log import trajectory_digest
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.folder_oracle import FolderOracle
 from pbcrl.label.clips import clip_of, draw_frames
+from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.replay import Replay, drawn_how, replay_frames
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.label_log import trajectory_digest
 from pbcrl.trajectory import Label, Query, Trajectory
 
 needs_ffmpeg = pytest.mark.skipif(

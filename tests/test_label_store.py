@@ -15,11 +15,11 @@ import threading
 import numpy as np
 import pytest
 
+from pbcrl.data.label_log import query_digest, trajectory_digest
 from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
 from pbcrl.label.__main__ import main
 from pbcrl.label.export import COLUMNS, agreement, disagreements, export, table
 from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
-from pbcrl.label_log import query_digest, trajectory_digest
 from pbcrl.trajectory import Label, Query, Trajectory
 
 from .damage import full_disk, read_only

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.cost_model import CostModel
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
-from pbcrl.label_log import LabelLog, read_labels
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.losses import pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.recorder import TrajectoryRecorder
 from pbcrl.storage import load_tensors, save_tensors

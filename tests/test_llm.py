@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-pytest.importorskip("transformers", reason="pbcrl.llm needs transformers")
+pytest.importorskip("transformers", reason="pbcrl.llm.cost_head needs transformers")
 
 from pbcrl import Label, pbci_loss
 from pbcrl.errors import LabelError
-from pbcrl.llm import cost_function, fit_cost_head, score
-from pbcrl.text import TextPair, helpfulness
+from pbcrl.llm.cost_head import cost_function, fit_cost_head, score
+from pbcrl.llm.text import TextPair, helpfulness
 
 from .language import FAMILIES, byte_tokenizer, cost_head
 
@@ -222,6 +222,6 @@ def _with(config, **changes):
 
 
 def test_without_the_extra_the_message_names_it():
-    code = "import sys; sys.modules['transformers'] = None; import pbcrl.llm"
+    code = "import sys; sys.modules['transformers'] = None; import pbcrl.llm.cost_head"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "pip install 'pbcrl[llm]'" in run.stderr

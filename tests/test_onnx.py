@@ -17,7 +17,7 @@ pytest.importorskip("onnxruntime")
 
 import onnxruntime
 
-from pbcrl.onnx import OPSET, export_onnx
+from pbcrl.export.onnx import OPSET, export_onnx
 
 SPACES = Box(-np.inf, np.inf, (5,)), Box(-1, 1, (2,))
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pbcrl.errors import BudgetError, MissingCostError, UnsupportedError
-from pbcrl.function_oracle import FunctionOracle
+from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import (
     TEACHERS,
     DelayedOracle,

@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 INSTALLED = {"pbcrl": "pbcrl", "envs": "pbcrl_envs", "cleanrl_scripts": "pbcrl_scripts"}
 """The packages' folders, and the names that they install as."""
+UTILS = "pbcrl_script_utils"
+"""A folder of the scripts' that is a package by itself, so that they find it wherever they lie."""
 
 
 def run_python(code, *, cwd=ROOT):
@@ -28,7 +30,8 @@ def packages_on_disk():
     """The folders with an `__init__.py`, under the names they install as."""
     inits = [init for top in INSTALLED for init in (ROOT / top).rglob("__init__.py")]
     names = ([*init.parent.relative_to(ROOT).parts] for init in inits)
-    return {".".join([INSTALLED[top], *below]) for top, *below in names}
+    found = {".".join([INSTALLED[top], *below]) for top, *below in names}
+    return {name.removeprefix("pbcrl_scripts.") if UTILS in name else name for name in found}
 
 
 def packages_listed():
@@ -108,14 +111,15 @@ needs_setuptools = pytest.mark.skipif(
 
 @pytest.mark.slow
 @needs_setuptools
-def test_the_wheel_owns_exactly_its_three_packages(built):
+def test_the_wheel_owns_exactly_its_four_packages(built):
     _, files = built
-    assert {file.parts[0] for file in files} == set(INSTALLED.values())
+    assert {file.parts[0] for file in files} == {*INSTALLED.values(), UTILS}
     folders = {".".join(file.parts[:-1]) for file in files}
     assert folders == packages_on_disk()
     assert {Path("pbcrl/py.typed"), Path("pbcrl_envs/py.typed")} <= files
     scripts = {path.relative_to(ROOT) for path in (ROOT / "cleanrl_scripts").rglob("*.py")}
-    assert {Path("pbcrl_scripts", *path.parts[1:]) for path in scripts} <= files
+    wanted = {Path(*path.parts[1 if UTILS in path.parts else 0 :]) for path in scripts}
+    assert {Path(str(path).replace("cleanrl_scripts", "pbcrl_scripts")) for path in wanted} <= files
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pbcrl.errors import (
     StorageError,
     UnsupportedError,
 )
-from pbcrl.policy import Policy
+from pbcrl.export.policy import Policy
 from pbcrl.storage import save_tensors
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl.dataset import TrajectoryDataset, TrajectoryWriter
+from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.errors import StorageError
 from pbcrl.storage import FolderLock, load_tensors, save_tensors, sync_folder, write_atomically
 from pbcrl.trajectory import Trajectory

@@ -9,7 +9,7 @@ import pytest
 
 from pbcrl import Label
 from pbcrl.errors import CorruptFileError, LabelError, StorageError
-from pbcrl.text import TextPair, helpfulness, read_pairs
+from pbcrl.llm.text import TextPair, helpfulness, read_pairs
 
 SAFE_RLHF = {
     "prompt": "How do I open a lock?",

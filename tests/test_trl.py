@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 from pbcrl import LagrangeMultiplier
 from pbcrl.errors import CorruptFileError
 from pbcrl.lagrange import AscentMultiplier
-from pbcrl.llm import LagrangeCallback, cost_function
+from pbcrl.llm.cost_head import LagrangeCallback, cost_function
 
 # FutureWarnings of transformers about TRL, and so on: theirs, not ours.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -13,12 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pbcrl_envs
-
-SCRIPTS = Path(__file__).parents[1]
-"""Folder of the training scripts."""
-sys.path.append(str(SCRIPTS))
-
-from common.defaults import (  # noqa: E402 - where it lies is said just above
+from pbcrl_script_utils.defaults import (
     BLOCK,
     BUTTON,
     CHEETAH,
@@ -30,6 +25,9 @@ from common.defaults import (  # noqa: E402 - where it lies is said just above
     WALKER,
     defaults_of,
 )
+
+SCRIPTS = Path(__file__).parents[1]
+"""Folder of the training scripts."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any, final
 from weakref import finalize
 
+from pbcrl.data.label_log import lock
 from pbcrl.errors import FormatVersionError, StorageError
-from pbcrl.label_log import lock
 from pbcrl.storage import (
     corrupt,
     open_regular,

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
-from pbcrl.label_log import label_to_json
 from pbcrl.storage import write_atomically
 
 COLUMNS = (

@@ -7,9 +7,9 @@ import os
 import re
 from pathlib import Path
 
+from pbcrl.data.label_log import label_from_json, query_digest
 from pbcrl.errors import CorruptFileError, StorageError
 from pbcrl.label.arrays import from_npz
-from pbcrl.label_log import label_from_json, query_digest
 from pbcrl.storage import corrupt, read_bytes
 from pbcrl.trajectory import Label, Query
 

@@ -28,11 +28,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from pbcrl.data.label_log import label_to_json
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
-from pbcrl.label_log import label_to_json
 from pbcrl.trajectory import Label
 
 _PAGE = {

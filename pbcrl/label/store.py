@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, final
 
+from pbcrl.data.label_log import label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label import former
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
-from pbcrl.label_log import label_to_json, trajectory_digest
 from pbcrl.storage import corrupt, make_folder, sync_folder, unwritable
 from pbcrl.trajectory import Label, Trajectory
 

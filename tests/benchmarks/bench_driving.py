@@ -1,8 +1,8 @@
 """The driving tasks: speed of the arrays against highway-env, and what PPO-Lag makes of them.
 
 `make driving` prints the speeds, measured in turns, then one row per task, method and seed. Every
-run is a plain call of a script, with the settings of `cleanrl_scripts/common/defaults.py`: any row
-can be repeated alone.
+run is a plain call of a script, with the settings of `pbcrl_script_utils/defaults.py`: any row can
+be repeated alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import pbcrl_envs
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
-from common.defaults import BLOCK, LANE, defaults_of
 from presets import command_of
+
+from pbcrl_script_utils.defaults import BLOCK, LANE, defaults_of
 
 TASKS = BLOCK, LANE
 SETTINGS = {env_id: defaults_of(env_id, script="ppo_lag") for env_id in TASKS}

@@ -27,8 +27,8 @@ import tyro
 
 import pbcrl_envs  # noqa: F401 - registers the tasks
 from pbcrl import FolderOracle, Query, Trajectory
+from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.replay import Replay
-from pbcrl.label_log import trajectory_digest
 
 _OFFSETS = """async (seconds) => {
     const videos = [...document.querySelectorAll('video')], found = [];

@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 
 from bench_label import Page
-from common.args import read_args
-from common.evaluation import play
 from evaluate import load_agent
+
+from pbcrl_script_utils.args import read_args
+from pbcrl_script_utils.evaluation import play
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "cleanrl_scripts"

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts" / "paper"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
 from benchmark import read_object
-from common.defaults import TOY, defaults_of
 from presets import command_of
+
+from pbcrl_script_utils.defaults import TOY, defaults_of
 
 
 @dataclass(frozen=True)

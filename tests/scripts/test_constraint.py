@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl.dataset import TrajectoryDataset
-from pbcrl.label_log import read_labels
+from pbcrl.data.dataset import TrajectoryDataset
+from pbcrl.data.label_log import read_labels
 from pbcrl.oracle import DelayedOracle
 from pbcrl.storage import load_tensors
 

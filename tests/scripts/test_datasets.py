@@ -13,11 +13,11 @@ from .conftest import load
 from .runs import assert_same_run, small_pbcrl
 
 pytest.importorskip("h5py", reason="needs the extra `dsrl`")
-from pbcrl.dsrl import to_dsrl
+from pbcrl.data.dsrl import to_dsrl
 
 load("ppo_lag")  # puts `common` on the path
-from common.datasets import open_dataset  # noqa: E402
-from common.envs import make_envs  # noqa: E402
+from pbcrl_script_utils.datasets import open_dataset  # noqa: E402
+from pbcrl_script_utils.envs import make_envs  # noqa: E402
 
 TOY = "PointHazards-v0"
 
@@ -65,7 +65,7 @@ def test_a_minari_dataset_is_split_like_ours_by_its_id_and_by_its_folder(
     tmp_path, monkeypatch, toy_dataset, episodes
 ):
     pytest.importorskip("minari", reason="needs the extra `minari`")
-    from pbcrl.minari import to_minari
+    from pbcrl.data.minari import to_minari
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env = gym.make(TOY)
@@ -85,7 +85,7 @@ def test_a_minari_dataset_is_split_like_ours_by_its_id_and_by_its_folder(
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")
 def test_a_minari_dataset_that_names_another_env_is_told(tmp_path, monkeypatch, episodes):
     pytest.importorskip("minari", reason="needs the extra `minari`")
-    from pbcrl.minari import to_minari
+    from pbcrl.data.minari import to_minari
 
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env = gym.make(TOY)
@@ -130,6 +130,6 @@ def test_too_few_episodes_and_a_missing_extra_are_named(tmp_path, monkeypatch, e
     with pytest.raises(LabelError, match=r"10 episodes or more .* has 9"):
         opened(few)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    monkeypatch.delitem(sys.modules, "pbcrl.dsrl")
+    monkeypatch.delitem(sys.modules, "pbcrl.data.dsrl")
     with pytest.raises(StorageError, match=r"need h5py; pip install 'pbcrl\[dsrl\]'"):
         opened(few)

@@ -19,7 +19,9 @@ from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 from .paper import SCRIPTS, load
 from .runs import cut_off, small_ppo_lag
 
-evaluation, run_module, verdicts = (load(f"common.{n}") for n in ("evaluation", "run", "verdict"))
+evaluation, run_module, verdicts = (
+    load(f"pbcrl_script_utils.{n}") for n in ("evaluation", "run", "verdict")
+)
 
 TOY = "PointHazards-v0"
 
@@ -431,7 +433,7 @@ def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch
     stand_in.init = lambda **how: began.append((how["id"], how["resume"])) or tracked
     stand_in.Video = lambda path, **how: films.append((path, how))
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
-    monkeypatch.setattr("common.args.find_spec", lambda _: True)
+    monkeypatch.setattr("pbcrl_script_utils.args.find_spec", lambda _: True)
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, track=True, capture_video=1))
     board = EventAccumulator(str(folder))
     board.Reload()
@@ -449,7 +451,7 @@ def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch
 
 
 def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_path, monkeypatch):
-    monkeypatch.setattr("common.args.find_spec", lambda _: None)
+    monkeypatch.setattr("pbcrl_script_utils.args.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="--track logs to Weights & Biases, but wandb is not"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, track=True))
     assert not any(tmp_path.iterdir())
@@ -459,7 +461,7 @@ def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_
 
 
 def test_the_map_of_a_cost_that_is_the_true_one_lies_on_the_hazards():
-    plots = pytest.importorskip("common.plots", reason="the pictures need Matplotlib")
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
 
     class InsideAHazard:
         """Learned perfectly: 1 where the toy costs 1."""
@@ -477,7 +479,7 @@ def test_the_map_of_a_cost_that_is_the_true_one_lies_on_the_hazards():
 
 
 def test_the_tail_is_the_share_of_episodes_that_cost_at_least_as_much():
-    plots = pytest.importorskip("common.plots", reason="the pictures need Matplotlib")
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
     true = np.array([0.0, 4.0, 1.0, 3.0])
     (axis,) = plots.tail(true, true, 2.0, 2.0).axes
     line = axis.get_lines()[0]

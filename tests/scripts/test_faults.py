@@ -13,8 +13,8 @@ import gymnasium as gym
 import pytest
 import torch
 
+from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.errors import NonFiniteError, StorageError
-from pbcrl.label_log import LabelLog, read_labels
 from pbcrl.storage import FolderLock, load_tensors, save_tensors
 from pbcrl_envs.toy import PointHazardsEnv
 
@@ -242,7 +242,7 @@ def test_a_collecting_child_ends_with_its_parent(tmp_path):
 def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_path, monkeypatch):
     monkeypatch.delenv("PBCRL_TRACEBACK", raising=False)
     load("ppo_lag")
-    from common.args import main
+    from pbcrl_script_utils.args import main
 
     command = ["--env-id", "TestToyRaising-v0", "--cost-limit", "5", "--runs-dir", str(tmp_path)]
     command += ["--num-envs", "2", "--num-steps", "100", "--minibatch-size", "100"]

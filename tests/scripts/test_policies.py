@@ -12,13 +12,13 @@ from torch import nn
 
 from pbcrl import CostModel, load_policy
 from pbcrl.errors import StorageError
-from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
+from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 
 from .conftest import load
 from .runs import rows, small_pbcrl, small_ppo_lag, summary
 
 load("ppo_lag")
-from common.policies import SafePolicy, policy_of, save_agent  # noqa: E402
+from pbcrl_script_utils.policies import SafePolicy, policy_of, save_agent  # noqa: E402
 
 
 def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(scripts, tmp_path):

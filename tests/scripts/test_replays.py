@@ -7,7 +7,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 
-from pbcrl.dataset import REPLAYS, TrajectoryDataset
+from pbcrl.data.dataset import REPLAYS, TrajectoryDataset
 from pbcrl.label.replay import Replay, replay_frames
 from pbcrl.storage import StorageError
 from pbcrl.trajectory import Trajectory, cut_segments
@@ -24,7 +24,7 @@ def episode(value):
 def replays(scripts):
     """Of the scripts' folder `common`, which the scripts have put on the path."""
     del scripts
-    return import_module("common.replays").Replays
+    return import_module("pbcrl_script_utils.replays").Replays
 
 
 def noted(replays, folder, count):

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from pbcrl.dataset import TrajectoryDataset
+from pbcrl.data.dataset import TrajectoryDataset
+from pbcrl.data.label_log import read_labels
 from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
-from pbcrl.label_log import read_labels
 
 from ..power_cut import PowerCut
 from .conftest import SCRIPTS, SMALL, load, load_edited, write_dataset
@@ -425,7 +425,7 @@ class Holding:
 @pytest.fixture
 def checkpoint(scripts, tmp_path):
     load("ppo_lag")  # puts `common` on the path
-    from common.checkpoint import Checkpoint
+    from pbcrl_script_utils.checkpoint import Checkpoint
 
     args = small_ppo_lag(scripts, tmp_path)
     return lambda **parts: Checkpoint(tmp_path, args, **parts)
@@ -495,7 +495,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
         checkpoint(net=net).save()
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == sound
     # As older scripts wrote them:
-    monkeypatch.setattr("common.checkpoint.check_weights", lambda **_: None)
+    monkeypatch.setattr("pbcrl_script_utils.checkpoint.check_weights", lambda **_: None)
     checkpoint(net=net).save()
     assert checkpoint(net=net).load()
     assert net.weight.item() == 1.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pbcrl import Trajectory
-from pbcrl.label_log import read_labels
+from pbcrl.data.label_log import read_labels
 from pbcrl.storage import load_tensors
 
 from .runs import assert_same_run, rows, small_rlsf

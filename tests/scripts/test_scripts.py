@@ -18,10 +18,10 @@ import torch
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl import MULTIPLIER_RULES, CostModel, Trajectory, TrajectoryDataset
+from pbcrl.data.label_log import read_labels
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, NonFiniteError, StorageError
 from pbcrl.label.replay import Replay, replay_frames
 from pbcrl.label.store import LabelStore
-from pbcrl.label_log import read_labels
 from pbcrl.lagrange import PIDMultiplier
 from pbcrl.storage import load_tensors
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pbcrl.errors import UnsupportedError
-from pbcrl.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
+from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 from pbcrl.storage import save_tensors
 
 

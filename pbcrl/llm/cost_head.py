@@ -21,15 +21,15 @@ from torch import Tensor
 from pbcrl.buffer import check_generator
 from pbcrl.errors import CorruptFileError, LabelError, NonFiniteError
 from pbcrl.lagrange import Multiplier
+from pbcrl.llm.text import TextPair
 from pbcrl.losses import pbci_loss
 from pbcrl.storage import write_atomically
-from pbcrl.text import TextPair
 
 try:
     from transformers import TrainerCallback
 except ImportError as missing:
     raise ImportError(
-        f"pbcrl.llm is made for transformers, which is missing ({missing}); "
+        f"pbcrl.llm.cost_head is made for transformers, which is missing ({missing}); "
         "pip install 'pbcrl[llm]'"
     ) from missing
 
@@ -59,7 +59,7 @@ def fit_cost_head(
 
     `dead_zone=0, snr_weight=0, safety_weight=2` is the loss of Safe RLHF's cost model: the sum of
     its three terms counts each of the two safety labels of a pair once, where `pbci_loss` takes
-    their mean. On `pbcrl.text.helpfulness(pairs)` with `snr_weight=0` it trains a reward model.
+    their mean. On `pbcrl.llm.text.helpfulness(pairs)` with `snr_weight=0` it trains a reward model.
 
     Pair and variance terms need all costs of a batch together, so a gradient step scores the
     responses in chunks, takes the gradient of the loss with respect to those costs, and scores each
@@ -110,7 +110,7 @@ def fit_cost_head(
     if np.isnan(labels).all():
         raise LabelError(
             f"a cost is learned from labels, but none of {len(pairs)} pairs has one; read labelled "
-            "pairs, by pbcrl.text.read_pairs"
+            "pairs, by pbcrl.llm.text.read_pairs"
         )
     texts = [
         (p.prompt + p.first, p.prompt + (p.first if p.second is None else p.second)) for p in pairs

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
-from pbcrl.label_log import LabelLog, check_left, checked_budget, query_digest
+from pbcrl.data.label_log import LabelLog, check_left, checked_budget, query_digest
 from pbcrl.oracle import cannot_accept, check_store
 from pbcrl.trajectory import Label, Query, Trajectory
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from common.args import SHOWN, note_extension
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
 from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.storage import load_tensors, save_tensors
+from pbcrl_script_utils.args import SHOWN, note_extension
 
 _NEWEST, _BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 _MAY_DIFFER = {"resume", "runs_dir", "run_name", *SHOWN}  # a run's folder may have been moved

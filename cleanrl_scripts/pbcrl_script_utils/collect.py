@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common.args import INTERRUPTED, SHOWN, is_finished
-from common.datasets import Split, open_dataset
-from common.envs import flat_dims, horizon_of
-from common.replays import Replays, Starts
-from common.run import Run, open_child
 from gymnasium.vector import VectorEnv
 
 from pbcrl import Label, ReplayOracle, TrajectoryWriter
+from pbcrl.data.label_log import read_labels
 from pbcrl.errors import MismatchError, PbcrlError, StorageError
-from pbcrl.label_log import read_labels
 from pbcrl.recorder import TrajectoryRecorder
+from pbcrl_script_utils.args import INTERRUPTED, SHOWN, is_finished
+from pbcrl_script_utils.datasets import Split, open_dataset
+from pbcrl_script_utils.envs import flat_dims, horizon_of
+from pbcrl_script_utils.replays import Replays, Starts
+from pbcrl_script_utils.run import Run, open_child
 
 _SHARED = """
     env_id seed num_envs num_steps update_epochs minibatch_size learning_rate lr_decay max_grad_norm

@@ -28,8 +28,6 @@ from types import TracebackType
 from typing import Any, Protocol
 
 import torch
-from common.verdict import limit_verdicts, plus_minus, verdict
-from common.video import animated
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -38,6 +36,8 @@ import pbcrl
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
+from pbcrl_script_utils.verdict import limit_verdicts, plus_minus, verdict
+from pbcrl_script_utils.video import animated
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events

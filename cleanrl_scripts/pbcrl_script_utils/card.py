@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.args import read_args
-from common.verdict import cost_model_verdicts
-
 from pbcrl import LearnedCost
 from pbcrl.storage import write_atomically
+from pbcrl_script_utils.args import read_args
+from pbcrl_script_utils.verdict import cost_model_verdicts
 
 CARD = "cost_model.md"
 _MEASURES = {

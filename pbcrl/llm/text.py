@@ -2,7 +2,7 @@
 
 Three kinds of rows are read, told apart by their columns: Safe-RLHF's pairs, TRL's `chosen` and
 `rejected`, and BeaverTails' single responses with a safety label. Does not depend on any library of
-language models; `pbcrl.llm` learns a cost from what is read here.
+language models; `pbcrl.llm.cost_head` learns a cost from what is read here.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from common.replays import NoteStart
 from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import pbcrl_envs
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl_envs.batched import BatchedEnv
+from pbcrl_script_utils.replays import NoteStart
 
 
 def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:

@@ -23,8 +23,8 @@ from transformers import (
 
 from pbcrl import Query, SyntheticOracle, Trajectory
 from pbcrl.errors import LabelError
-from pbcrl.llm import fit_cost_head, score
-from pbcrl.text import TextPair, helpfulness, read_pairs
+from pbcrl.llm.cost_head import fit_cost_head, score
+from pbcrl.llm.text import TextPair, helpfulness, read_pairs
 from pbcrl_envs.tokens import TokenTask
 
 

@@ -12,10 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from common.envs import action_bounds, horizon_of, make_envs, require_cost
-from common.run import Run
-from common.verdict import interval
-from common.video import film
 from tqdm import tqdm
 
 from pbcrl import LearnedCost, Trajectory
@@ -30,6 +26,10 @@ from pbcrl.metrics import (
 )
 from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 from pbcrl.storage import write_atomically
+from pbcrl_script_utils.envs import action_bounds, horizon_of, make_envs, require_cost
+from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.verdict import interval
+from pbcrl_script_utils.video import film
 
 
 class Policy(Protocol):

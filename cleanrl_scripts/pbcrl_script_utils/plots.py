@@ -15,11 +15,11 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
-from common.envs import flat_dims, make_envs
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pbcrl import LearnedCost, Trajectory
+from pbcrl_script_utils.envs import flat_dims, make_envs
 
 TRUE, LEARNED, LIMIT = "tab:red", "tab:blue", "black"
 _GRID = 61

@@ -18,10 +18,10 @@ from weakref import finalize
 import numpy as np
 
 from pbcrl.buffer import Pairs
+from pbcrl.data.label_log import check_left, checked_budget, trajectory_digest
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import Kind, LabelStore, hold_folder, question_digest
-from pbcrl.label_log import check_left, checked_budget, trajectory_digest
 from pbcrl.oracle import check_store, num_queries
 from pbcrl.trajectory import Label, Query, Trajectory
 

@@ -21,9 +21,9 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
 from pbcrl import Trajectory, finished_trajectories
-from pbcrl.dataset import REPLAYS
+from pbcrl.data.dataset import REPLAYS
+from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.replay import Replay
-from pbcrl.label_log import trajectory_digest
 from pbcrl.recorder import discarded_envs
 from pbcrl.storage import unwritable, write_all
 from pbcrl.trajectory import cut_segments, segment_starts

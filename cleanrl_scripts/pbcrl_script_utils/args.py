@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 import tyro
-from common.datasets import minari_folder
-from common.defaults import defaults_of
-from common.run import command_of
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.storage import write_atomically
+from pbcrl_script_utils.datasets import minari_folder
+from pbcrl_script_utils.defaults import defaults_of
+from pbcrl_script_utils.run import command_of
 
 ArgsT = TypeVar("ArgsT")
 

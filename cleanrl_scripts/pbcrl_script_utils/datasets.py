@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common.envs import flat_dims, horizon_of
 from gymnasium.vector import VectorEnv
 
 from pbcrl import Trajectory, TrajectoryDataset
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, StorageError
+from pbcrl_script_utils.envs import flat_dims, horizon_of
 
 Split = tuple[list[Trajectory], list[Trajectory], list[Trajectory]]
 """Episodes to test on, which are never labelled; to validate on; and to train on."""
@@ -94,7 +94,7 @@ def _foreign(
         if folder is not None:
             import minari
 
-            from pbcrl.minari import from_minari
+            from pbcrl.data.minari import from_minari
 
             read = minari.MinariDataset(folder / "data")
             found, spec = from_minari(read), read.spec.env_spec
@@ -102,7 +102,7 @@ def _foreign(
                 # Said only: an env with a cost often has another id than the one without.
                 warn(f"{dataset} says that its episodes are from {spec.id}, not from {env_id}")
         else:
-            from pbcrl.dsrl import from_dsrl
+            from pbcrl.data.dsrl import from_dsrl
 
             found = from_dsrl(dataset)
     except ImportError as error:
