@@ -20,9 +20,11 @@ import matplotlib.pyplot as plt
 from evaluate import load_agent
 
 from pbcrl import load_cost_model
-from pbcrl_script_utils.args import check_args, main, read_args
+from pbcrl_script_utils.args import Count, NonNegativeInt, check_args
 from pbcrl_script_utils.evaluation import play
+from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.plots import cost_over_plane, draw_paths, draw_plane, save
+from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.run import command_of
 
 TOY = "PointHazards-v0"
@@ -30,13 +32,13 @@ TOY = "PointHazards-v0"
 
 @dataclass(frozen=True)
 class Args:
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """of everything random"""
-    total_timesteps: int = 200_000
+    total_timesteps: Count = 200_000
     """env steps of the policy under the learned cost"""
-    reward_timesteps: int = 150_000
+    reward_timesteps: Count = 150_000
     """env steps of the policy that knows the reward alone"""
-    queries: int = 4_000
+    queries: NonNegativeInt = 4_000
     """pairs of episodes that the simulated oracle labels before; half as many while training"""
     runs_dir: str = "runs/demo"
     """folder of the two runs and of the picture; what lies there is used again"""

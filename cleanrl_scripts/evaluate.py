@@ -27,10 +27,12 @@ from pbcrl.errors import MismatchError, StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.storage import load_tensors
-from pbcrl_script_utils.args import check_args, main, read_args
+from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from pbcrl_script_utils.evaluation import Judge, play, true_costs
+from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.policies import policy_of
+from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.run import print_groups
 from pbcrl_script_utils.verdict import interval, verdict
 from pbcrl_script_utils.video import check_film, film
@@ -44,17 +46,17 @@ class Args:
     """folder of the run"""
     env_id: str | None = None
     """where to play; default: where it was trained; another one needs the same spaces"""
-    cost_limit: float | None = None
+    cost_limit: CostLimit | None = None
     """d, highest safe episode cost; default: the one of the run, or the task's own"""
-    episodes: int = 100
+    episodes: Count = 100
     """episodes, each in its own env"""
-    seed: int = 1_000_000
+    seed: NonNegativeInt = 1_000_000
     """of the first env; env i gets seed + i"""
     stochastic: bool = False
     """sample actions instead of taking their mean"""
     safe_policy: bool = False
     """play the best policy that labels called safe, policy_safe.safetensors, instead of the last"""
-    capture_video: int = 0
+    capture_video: NonNegativeInt = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     plots: bool = False
     """draw the learned cost against the true one, into plots/ in the run's folder"""
@@ -64,7 +66,7 @@ class Args:
     """play as many episodes in the real Safety-Gymnasium too, and compare"""
     upstream_python: str = ".venv-parity/bin/python"
     """interpreter of an environment with the real Safety-Gymnasium"""
-    torch_threads: int = 2
+    torch_threads: Count = 2
     """threads of PyTorch"""
 
 

@@ -7,7 +7,7 @@ cost in the place of the true one; `diff` shows the method.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,114 +17,71 @@ import torch
 from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 
-from pbcrl import MULTIPLIER_RULES  # true cost
-from pbcrl.recorder import discarded_envs, step_costs  # true cost
-from pbcrl_script_utils.args import check_args, main, resumed
-from pbcrl_script_utils.checkpoint import Checkpoint, check_weights, has_state
-from pbcrl_script_utils.collect import Collector  # true cost
-from pbcrl_script_utils.envs import (
-    Episodes,
-    action_bounds,
-    check_rollout,
-    flat_dims,
-    make_envs,
-    require_cost,
-    resolve_cost_limit,
-    start_episodes,
-)
-from pbcrl_script_utils.evaluation import evaluate  # true cost
-from pbcrl_script_utils.policies import save_agent  # PbCRL: SafePolicy
-from pbcrl_script_utils.run import Run
-from pbcrl_script_utils.video import check_film
+import pbcrl
+import pbcrl_script_utils as utils
 
 # -- Args ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Args:
+class Args(utils.RunArgs):
     env_id: str = "SafetyPointButton1-v0"
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
-    cost_limit: float | None = None
-    """d, highest safe episode cost; default: the task's own; inf is unconstrained"""  # true cost
-    seed: int = 0
+    cost_limit: utils.CostLimit | None = None
+    """d, highest safe episode cost; default: the task's own; inf is unconstrained"""
+    seed: utils.NonNegativeInt = 0
     """of everything random; same seed and CPU, same numbers"""
-    total_timesteps: int = 1_000_000
+    total_timesteps: utils.Count = 1_000_000
     """env steps of policy training, rounded up to whole iterations"""
 
-    num_envs: int = 20
+    num_envs: utils.Count = 20
     """environments stepped together"""
-    num_steps: int = 1_000
+    num_steps: utils.Count = 1_000
     """env steps per env and iteration"""
-    update_epochs: int = 10
+    update_epochs: utils.Count = 10
     """passes over the rollout per iteration"""
-    minibatch_size: int = 2_000
+    minibatch_size: utils.Count = 2_000
     """env steps per gradient step"""
-    learning_rate: float = 3e-4
+    learning_rate: utils.Positive = 3e-4
     """Adam's step size, actor and critics"""
-    lr_decay: float = 0.0
-    """share of learning_rate that is lost over the run, linearly, in [0, 1]; 1 ends near 0"""
-    max_grad_norm: float = 1.0
+    lr_decay: utils.Share = 0.0
+    """share of learning_rate that is lost over the run, linearly; 1 ends near 0"""
+    max_grad_norm: utils.Bound = 1.0
     """gradient norm to clip at, for the actor and for both critics together"""
-    hidden_sizes: tuple[int, ...] = (256, 256, 256)
+    hidden_sizes: tuple[utils.Count, ...] = (256, 256, 256)
     """widths of the hidden layers of the actor and of each critic"""
-    gamma: float = 0.99
+    gamma: utils.Share = 0.99
     """discount per step, in the advantages and critics only"""
-    gae_lambda: float = 0.95
+    gae_lambda: utils.Share = 0.95
     """λ of generalised advantage estimation"""
-    clip_coef: float = 0.2
+    clip_coef: utils.Positive = 0.2
     """clipping range of the probability ratio"""
-    target_kl: float = 0.02
+    target_kl: utils.Bound = 0.02
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
-    bound_coef: float = 0.0
-    """weight of the squared distance of the mean action to its bounds; far outside them every
-    sample is clipped to the same action, and nothing more is learned"""
-    initial_log_std: float = -0.5
+    bound_coef: utils.NonNegative = 0.0
+    """weight of the squared distance of the mean action to its bounds, beyond which it learns
+    nothing, since every sample is clipped to the same action"""
+    initial_log_std: utils.Finite = -0.5
     """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"  # PbCRL: by constraint
+    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: float = 0.02  # true cost
-    """step size of the multiplier, per iteration in which an episode ended; for ascent and pid also
-    per unit of episode cost"""
-    multiplier_initial: float = 0.01
+    multiplier_lr: utils.NonNegative = 0.02
+    """step size of λ, per iteration in which an episode ended; for ascent and pid also per unit of
+    episode cost; 0 keeps λ as it is"""
+    multiplier_initial: utils.NonNegative = 0.01
     """λ at the start"""
-    multiplier_cap: float = math.inf
-    """highest λ; at 3 cost has three quarters of the weight"""
-    multiplier_warmup: float = 0.0
+    multiplier_cap: utils.Bound = 5.0
+    """highest λ; at 5 cost has five sixths of the weight"""
+    multiplier_warmup: utils.Share = 0.0
     """share of the run before λ is first moved: the reward is learned first, almost alone"""
-    multiplier_proportional: float = 5.0
+    multiplier_proportional: utils.NonNegative = 5.0
     """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
 
     # -- Method --------------------------------------------------------------------------------
     save_trajectories: str | None = None
     """folder to write a uniform sample of the run's episodes to"""
-    max_trajectories: int = 10_000
+    max_trajectories: utils.Count = 10_000
     """most episodes to keep there"""
-
-    # -- Run -----------------------------------------------------------------------------------
-    eval_episodes: int = 50
-    """episodes of the final evaluation, deterministic and again stochastic"""
-    capture_video: int = 0
-    """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
-    print_interval: int = 0
-    """iterations between two lines of a table on the terminal; 0: the progress bar alone"""
-    track: bool = False
-    """log to Weights & Biases as well, if wandb is installed; WANDB_PROJECT names the project"""
-    torch_threads: int = 2
-    """threads of PyTorch; other counts round differently"""
-    bf16: bool = False
-    """compute the hidden layers in bfloat16 while learning: faster where the hardware has it"""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """where the policy and its critics are"""
-    checkpoint_interval: int = 10
-    """iterations between two checkpoints, from which a run that was cut off goes on"""
-    resume: str | None = None
-    """folder of a run that was cut off, to go on with it; it keeps its own arguments"""
-    extend_to: int | None = None
-    """with --resume of a finished run: env steps that it is to have in all, more than it has"""
-    runs_dir: str = "runs"
-    """folder of all runs"""
-    run_name: str | None = None
-    """folder of this run; default: made of env, script, seed and time"""
 
     @property
     def batch_size(self) -> int:
@@ -163,10 +120,9 @@ class Agent(nn.Module):
     def __init__(self, envs: VectorEnv[Any, Any, Any], args: Args) -> None:
         super().__init__()
         self.bf16 = args.bf16
-        obs_dim, act_dim = flat_dims(envs)
-        low, high = map(torch.as_tensor, action_bounds(envs))
-        self.register_buffer("low", low, persistent=False)
-        self.register_buffer("high", high, persistent=False)
+        obs_dim, act_dim = utils.flat_dims(envs)
+        for name, bound in zip(("low", "high"), utils.action_bounds(envs), strict=True):
+            self.register_buffer(name, torch.as_tensor(bound), persistent=False)
         self.mean = mlp([obs_dim, *args.hidden_sizes, act_dim], last_gain=0.01)
         self.log_std = nn.Parameter(torch.full((act_dim,), args.initial_log_std))
         self.critic_r = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
@@ -348,129 +304,93 @@ class Progress:
 
     next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
+    ended: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))  # return, true cost (E, 2)
 
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
-    args = resumed(args, script="ppo_lag")  # true cost
-    check_args(args)
+    utils.check_args(args)
+    limit = utils.resolve_cost_limit(args.env_id, args.cost_limit)
+    env_seed = args.seed
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
-    env_seed = args.seed  # true cost
     noise = torch.Generator().manual_seed(env_seed)
-    envs = make_envs(args.env_id, args.num_envs)
-    low, high = action_bounds(envs)
-    limit = resolve_cost_limit(args.env_id, args.cost_limit)  # PbCRL: people need none
-    if args.capture_video > 0:
-        check_film(args.env_id)
+    envs = utils.make_envs(args.env_id, args.num_envs)
+    low, high = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    gains = {"proportional": args.multiplier_proportional}  # PbCRL: by constraint
-    multiplier = MULTIPLIER_RULES[args.multiplier_rule](  # PbCRL: by constraint
-        lr=args.multiplier_lr,  # PbCRL: by constraint
-        initial=args.multiplier_initial if math.isfinite(limit) else 0.0,  # PbCRL: by constraint
-        cap=args.multiplier_cap,  # PbCRL: by constraint
-        **(gains if args.multiplier_rule == "pid" else {}),  # PbCRL: by constraint
-    )  # PbCRL: by constraint
-    episodes = Episodes(args.num_envs)
-    progress = Progress(next_obs=np.zeros((args.num_envs, len(agent.obs_mean))))
-    shape = args.num_steps, args.num_envs
-    obs = np.zeros((*shape, len(agent.obs_mean)), np.float32)
-    actions = np.zeros((*shape, len(low)), np.float32)
-    executed = np.zeros_like(actions)  # clipped to the bounds
-    rewards, costs = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-    terminated, truncated = np.zeros(shape, bool), np.zeros(shape, bool)
+    gains = {"proportional": args.multiplier_proportional} if args.multiplier_rule == "pid" else {}
+    multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](
+        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap, **gains
+    )
+    rollout = utils.Rollout(args.num_steps, envs)
+    progress = Progress(next_obs=rollout.obs[0].copy())
 
-    with Run(args, script=__file__, cost_limit=limit) as run:
-        run.say(f"== PPO-Lag on {args.env_id}; files in {run.folder}")  # true cost
+    with utils.Run(args, script=__file__, cost_limit=limit) as run:
+        run.begin("PPO-Lag")
         # -- Method --------------------------------------------------------------------------------
         run.say(f"   true cost limit {limit:g}")
-        collector = Collector(args, envs) if args.save_trajectories else None
+        if limit == math.inf:
+            multiplier.update(None, limit)  # λ = 0 from the start
+        collector = utils.Collector(args, envs) if args.save_trajectories else None
+        envs = pbcrl.RecordTrajectories(envs, needs_cost=limit < math.inf)
+        if collector is not None:
+            envs = utils.RecordStarts(envs, args.env_id, collector)
 
         # -- Checkpoint ----------------------------------------------------------------------------
-        def save() -> None:
-            if collector:  # true cost
-                collector.writer.flush()  # true cost
-            check_weights(agent=agent)  # true cost
-            save_agent(run.folder, agent, args.env_id)
+        def keep() -> None:
+            utils.save_agent(run.folder, agent, args.env_id)
 
-        run.on_error(save)
-        checkpoint = Checkpoint(
-            run.folder,
-            args,
-            run=run,
-            agent=agent,
-            optimizer=optimizer,
-            multiplier=multiplier,
-            envs=envs,
-            episodes=episodes,
-            collector=collector,  # true cost
-            progress=progress,
-            rng=rng,
-            noise=noise,
-        )
+        checkpoint = utils.Checkpoint(run, args, keep=keep)
+        checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
+        checkpoint.add(envs=envs, collector=collector)
+        checkpoint.add(rng=rng, noise=noise)
         loaded = args.resume is not None and checkpoint.load()
 
-        # -- Start ---------------------------------------------------------------------------------
-        if not loaded or not has_state(envs):  # envs without a state start their episodes again
+        if not loaded or not utils.has_state(envs):  # envs without a state begin again
             seed = env_seed + 2_000_000 * progress.iteration
-            progress.next_obs = start_episodes(envs, seed=seed, num_steps=args.num_steps)
-            episodes.restart()
-            if collector:  # true cost
-                collector.restart()  # true cost
-
+            progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
-            final_obs, num_discarded = [], 0
+            finished, final_obs = list[pbcrl.Trajectory](), list[np.ndarray]()
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
             for t in range(args.num_steps):
-                obs[t] = progress.next_obs
-                actions[t] = agent.act(obs[t], noise)
-                executed[t] = actions[t].clip(low, high)
-                progress.next_obs, rewards[t], terminated[t], truncated[t], infos = envs.step(
-                    executed[t]
+                rollout.obs[t] = progress.next_obs
+                rollout.actions[t] = agent.act(rollout.obs[t], noise)
+                rollout.executed[t] = rollout.actions[t].clip(low, high)
+                progress.next_obs, rollout.rewards[t], terminated, truncated, infos = envs.step(
+                    rollout.executed[t]
                 )
-                done = terminated[t] | truncated[t]
-                discarded = discarded_envs(infos, args.num_envs)
-                true_cost = step_costs(infos, args.num_envs, done)  # true cost
-                unless = rewards[t] if math.isinf(limit) else None  # true cost
-                true_cost = require_cost(true_cost, args.env_id, unless=unless)  # true cost
-                costs[t] = np.nan_to_num(true_cost)  # true cost
-                if collector:  # true cost
-                    rows = obs[t], executed[t], true_cost, done, rewards[t]  # true cost
-                    ending = terminated[t], infos.get("final_obs"), discarded  # true cost
-                    collector.record(*rows, *ending)  # true cost
-                episodes.step(rewards[t], true_cost, done, discarded=discarded)
-                if done.any():
-                    final_obs.append(np.stack(infos["final_obs"][done]))
-                    num_discarded += int(discarded.sum())
+                rollout.terminated[t], rollout.done[t] = terminated, terminated | truncated
+                rollout.costs[t] = infos.get("true_cost", 0.0)
+                finished += pbcrl.finished_trajectories(infos)
+                if rollout.done[t].any():
+                    final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))
             torch.set_num_threads(args.torch_threads)
-            check_rollout(observations=obs, rewards=rewards, costs=costs)
-            new = episodes.take()
-            mean_return, mean_cost = new.mean(axis=0) if len(new) else (None, None)
+            new = utils.outcomes(finished)  # return and true cost, (E, 2)
+            progress.ended = np.concatenate([progress.ended, new])
+            mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)
             run.lap("rollout")
 
             # -- 4. Advantages ---------------------------------------------------------------------
-            device = args.device
-            values = agent.values(torch.from_numpy(obs).to(device))  # (2, T, N)
+            values = agent.values(torch.from_numpy(rollout.obs).to(args.device))  # (2, T, N)
             next_values = torch.empty_like(values)
             next_values[:, :-1] = values[:, 1:]
-            last = torch.as_tensor(progress.next_obs, dtype=torch.float32, device=device)
+            last = torch.as_tensor(progress.next_obs, dtype=torch.float32, device=args.device)
             next_values[:, -1] = agent.values(last)
-            is_done = torch.from_numpy(terminated | truncated)
+            ends = torch.from_numpy(rollout.terminated), torch.from_numpy(rollout.done)
             if final_obs:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
-                next_values[:, is_done] = agent.values(final.to(device))
-            signals = torch.from_numpy(np.stack([rewards, costs]))
-            ends = torch.from_numpy(terminated), is_done
+                next_values[:, ends[1]] = agent.values(final.to(args.device))
+            signals = torch.from_numpy(np.stack([rollout.rewards, rollout.costs]))
             gamma, lam = args.gamma, args.gae_lambda
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-            # Only centred: the size of the true cost means something beside its limit.  # true cost
-            adv_c = adv_c - adv_c.mean()  # true cost
+            # Only centred: the size of the true cost means something beside its limit.
+            adv_c = adv_c - adv_c.mean()
             # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
             adv = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)
 
@@ -478,22 +398,21 @@ def train(args: Args) -> Path:
             optimizer.param_groups[0]["lr"] = args.learning_rate * (
                 1 - args.lr_decay * (iteration - 1) / args.num_iterations
             )
-            flat_obs = torch.from_numpy(obs).flatten(0, 1).to(device)
-            flat_actions = torch.from_numpy(actions).flatten(0, 1).to(device)
+            flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
+            flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)
             normalized = agent.normalize(flat_obs)
             with torch.no_grad():  # as precise as in the epochs, or ratios would not start at 1
                 parts = zip(normalized.split(2_000), flat_actions.split(2_000), strict=True)
                 log_prob = torch.cat([agent.log_prob(*part)[0] for part in parts])
-            targets = (x.flatten().to(device) for x in (adv, target_r, target_c))
+            targets = (x.flatten().to(args.device) for x in (adv, target_r, target_c))
             batch = Batch(normalized, flat_actions, log_prob, *targets)
-            learned = update(agent, optimizer, batch, args, rng)
+            updated = update(agent, optimizer, batch, args, rng)
             agent.update_normalizer(flat_obs)
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
-            has_cost = is_warm and math.isfinite(limit)
-            multiplier.update(mean_cost if has_cost else None, limit)
+            multiplier.update(mean_cost if is_warm and limit < math.inf else None, limit)
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {
@@ -501,26 +420,23 @@ def train(args: Args) -> Path:
                 "true_cost": mean_cost,
                 "multiplier": multiplier.value,
                 "episodes": len(new),
-                "discarded": num_discarded,
-                **learned,
+                "discarded": int(rollout.done.sum()) - len(new),
+                **updated,
                 "explained_variance_r": explained_variance(values[0], target_r),
                 "explained_variance_c": explained_variance(values[1], target_c),
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
-            check_weights(agent=agent)  # true cost
-            if iteration % args.checkpoint_interval == 0 or iteration == args.num_iterations:
-                save()
-                checkpoint.save()
+            checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------
-        if collector:  # true cost
-            collector.close()  # first: a run with a summary is finished  # true cost
-        summary = evaluate(run, agent, args, limit, episodes.ended)  # true cost
+        if collector is not None:
+            collector.close()  # first: a run with a summary is finished
+        summary = utils.evaluate(run, agent, args, limit, progress.ended)
         run.finish({**summary, "multiplier": multiplier.value})
     envs.close()
     return run.folder
 
 
 if __name__ == "__main__":
-    main(train, Args)
+    utils.main(train, Args)

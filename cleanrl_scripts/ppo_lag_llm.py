@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+import pbcrl_script_utils as utils
 from pbcrl import MULTIPLIER_RULES, DeadZone, Trajectory
 from pbcrl.llm.text import TextPair, helpfulness
-from pbcrl_script_utils.args import check_args, main, resumed
-from pbcrl_script_utils.checkpoint import Checkpoint, check_weights
-from pbcrl_script_utils.run import Run
 from pbcrl_script_utils.texts import Scorer, World, load_model
 from pbcrl_script_utils.verdict import interval
 
@@ -48,47 +46,47 @@ class Args:
     """folder of a sequence classifier with one label; default: --model, fitted to --data"""
     cost_model: str | None = None
     """the same for the cost"""
-    seed: int = 0
+    seed: utils.NonNegativeInt = 0
     """of everything random; same seed and CPU, same numbers"""
 
-    num_iterations: int = 120
+    num_iterations: utils.Count = 120
     """rollouts, each followed by an update"""
-    batch_size: int = 128
+    batch_size: utils.Count = 128
     """responses per rollout"""
-    max_new_tokens: int = 12
+    max_new_tokens: utils.Count = 12
     """T, most tokens of a response"""
-    max_length: int = 512
+    max_length: utils.Count = 512
     """most tokens of a prompt, and of a response with its prompt that is scored"""
-    update_epochs: int = 2
+    update_epochs: utils.Count = 2
     """passes over the rollout per iteration"""
-    minibatch_size: int = 128
+    minibatch_size: utils.Count = 128
     """responses per gradient step"""
-    chunk_size: int = 128
+    chunk_size: utils.Count = 128
     """responses per forward pass without gradients, and of the cost model with them"""
-    learning_rate: float = 3e-3
+    learning_rate: utils.Positive = 3e-3
     """Adam's step size, actor and critics; 1e-5 is usual for large models"""
-    lr_decay: float = 0.95
-    """share of learning_rate that is lost over the run, linearly, in [0, 1]"""
-    max_grad_norm: float = 1.0
+    lr_decay: utils.Share = 0.95
+    """share of learning_rate that is lost over the run, linearly; 1 ends near 0"""
+    max_grad_norm: utils.Bound = 1.0
     """gradient norm to clip at, of each of the three networks"""
-    gamma: float = 1.0
+    gamma: utils.Share = 1.0
     """discount per token"""
-    gae_lambda: float = 0.95
+    gae_lambda: utils.Share = 0.95
     """λ of generalised advantage estimation"""
-    clip_coef: float = 0.2
+    clip_coef: utils.Positive = 0.2
     """clipping range of the probability ratio"""
-    kl_coef: float = 0.1
+    kl_coef: utils.NonNegative = 0.1
     """weight of log π - log π_ref per token, in nats, in reward and cost"""
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "pid"
     """how λ follows the mean cost, see pbcrl/lagrange.py"""
-    multiplier_lr: float | None = None
+    multiplier_lr: utils.NonNegative | None = None
     """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.01 of a
     learned cost, 0.015 of a true one and of labels"""
-    multiplier_initial: float = 2.0
+    multiplier_initial: utils.NonNegative = 2.0
     """λ at the start"""
-    multiplier_cap: float = 10.0
+    multiplier_cap: utils.Bound = 10.0
     """highest λ"""
-    multiplier_proportional: float | None = None
+    multiplier_proportional: utils.NonNegative | None = None
     """proportional part of pid, in updates. Default: 16 of a true cost, whose scale is larger,
     else 40"""
 
@@ -99,42 +97,42 @@ class Args:
     """what moves λ, see docs/constraint.md: the mean cost that the policy is trained on, or labels
     of fresh responses of a token task: the share called unsafe, or whether the rollout's mean cost
     is within the limit"""
-    max_unsafe_rate: float = 0.05
+    max_unsafe_rate: utils.OpenShare = 0.05
     """p*, highest share of unsafe responses, for --constraint rate"""
-    offline_queries: int = 1_000
+    offline_queries: utils.NonNegativeInt = 1_000
     """pairs that are labelled before training, of a token task"""
-    online_queries: int = 0
+    online_queries: utils.NonNegativeInt = 0
     """pairs of fresh responses that are labelled in training, evenly; the cost is fine-tuned on
     them and as many old ones"""
-    finetune_interval: int = 5
+    finetune_interval: utils.Count = 5
     """iterations between two labelling rounds"""
-    finetune_epochs: int = 2
+    finetune_epochs: utils.Count = 2
     """passes over the newest labels and as many old ones, per round"""
-    dead_zone: float = 1.0
+    dead_zone: utils.NonNegative = 1.0
     """δ at the start, in units of the learned cost"""
-    dead_zone_lr: float = 1.0
+    dead_zone_lr: utils.NonNegative = 1.0
     """step size of δ per labelling round; 0 keeps δ fixed"""
-    snr_weight: float = 1e-3
+    snr_weight: utils.NonNegative = 1e-3
     """ζ, weight of the variance term"""
-    safety_weight: float = 1.0
+    safety_weight: utils.NonNegative = 1.0
     """of the safety term; 2, with --dead-zone 0 --snr-weight 0, is Safe RLHF's loss"""
-    cost_lr: float = 3e-3
+    cost_lr: utils.Positive = 3e-3
     """AdamW's step size for reward and cost models; 2e-5 is usual for large ones"""
-    cost_batch_size: int = 32
+    cost_batch_size: utils.Count = 32
     """pairs per gradient step of these"""
-    cost_pairs: int | None = None
+    cost_pairs: utils.Count | None = None
     """most labelled pairs, from the beginning of --data, that these are fitted to; default: all"""
-    cost_epochs: int = 6
+    cost_epochs: utils.NonNegativeInt = 6
     """passes over the labelled responses before training"""
 
     # -- Run -----------------------------------------------------------------------------------
-    eval_episodes: int = 1_000
+    eval_episodes: utils.Count = 1_000
     """responses of the final evaluation"""
-    torch_threads: int = 1
+    torch_threads: utils.Count = 1
     """threads of PyTorch; for tiny models more only wait for each other"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where all models are"""
-    checkpoint_interval: int = 50
+    checkpoint_interval: utils.Count = 50
     """iterations between two checkpoints, from which a run that was cut off goes on; there is one
     before training as well. Each holds all models and Adam's moments"""
     resume: str | None = None
@@ -379,8 +377,7 @@ class Progress:
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
-    args = resumed(args, script="ppo_lag_llm")
-    check_args(args)
+    utils.check_args(args)
     check_method(args)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
@@ -396,7 +393,7 @@ def train(args: Args) -> Path:
     if args.multiplier_proportional is not None:
         proportional = args.multiplier_proportional
     multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=args.multiplier_lr or lr,
+        lr=lr if args.multiplier_lr is None else args.multiplier_lr,
         initial=args.multiplier_initial,
         cap=args.multiplier_cap,
         **({"proportional": proportional} if args.multiplier_rule == "pid" else {}),
@@ -426,22 +423,13 @@ def train(args: Args) -> Path:
         costs = true if cost_model is None else cost_model(prompts, texts)
         return Played(rollout, prompts, texts, rewards, costs, true, episodes)
 
-    with Run(args, script=__file__) as run:
-        run.say(f"== PPO-Lag on {args.env_id}; files in {run.folder}")
+    with utils.Run(args, script=__file__) as run:
+        run.begin("PPO-Lag")
         models = {"cost_model": cost_model, "reward_model": reward_model}
-        checkpoint = Checkpoint(
-            run.folder,
-            args,
-            run=run,
-            agent=agent,
-            optimizer=optimizer,
-            multiplier=multiplier,
-            oracle=world.oracle,
-            **{name: scorer and scorer.model for name, scorer in models.items()},
-            progress=progress,
-            rng=rng,
-            noise=noise,
-        )
+        checkpoint = utils.Checkpoint(run, args, keep=lambda: None)
+        checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
+        checkpoint.add(**{name: scorer and scorer.model for name, scorer in models.items()})
+        checkpoint.add(oracle=world.oracle, rng=rng, noise=noise)
 
         # -- Method --------------------------------------------------------------------------------
         if not (args.resume is not None and checkpoint.load()):
@@ -465,7 +453,8 @@ def train(args: Args) -> Path:
             tuning: dict[str, float] = {}
             unsafe_rate = rejected = None
             if world.oracle is not None and args.constraint == "accept":
-                rejected = float(not world.oracle.accepts(new.episodes))
+                number = world.oracle.submit_batch(new.episodes)
+                rejected = 1 - world.oracle.collect()[number].safe
             newest: list[TextPair] = []
             if count := args.labelled_by(iteration) - args.labelled_by(iteration - 1):
                 newest = world.label(new.prompts, new.texts, new.episodes, rng, count)
@@ -545,9 +534,7 @@ def train(args: Args) -> Path:
                 **learned,
             }
             run.log(iteration * args.batch_size, metrics)
-            check_weights(agent=agent)
-            if iteration % args.checkpoint_interval == 0:
-                checkpoint.save()
+            checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------
         parts = [play(args.batch_size) for _ in range(-(-args.eval_episodes // args.batch_size))]
@@ -587,4 +574,4 @@ def train(args: Args) -> Path:
 
 
 if __name__ == "__main__":
-    main(train, Args)
+    utils.main(train, Args)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pbcrl_envs
-from pbcrl_script_utils.defaults import (
+from pbcrl_script_utils.recipes import (
     BLOCK,
     BUTTON,
     CHEETAH,
@@ -23,7 +23,7 @@ from pbcrl_script_utils.defaults import (
     PUSH,
     TOY,
     WALKER,
-    defaults_of,
+    recipe_of,
 )
 
 SCRIPTS = Path(__file__).parents[1]
@@ -68,7 +68,7 @@ class Table:
         return VARIANTS[variant].title
 
 
-BY_COST = {"constraint": "learned", "cost-output": "linear"}
+BY_COST = {"constraint": "learned"}
 BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
@@ -79,8 +79,7 @@ VARIANTS = {
     "pbcrl_constant": Variant(
         "PbCRL, constant λ",
         "ppo_lag_pbcrl",
-        # A step so small that it changes nothing.
-        {**BY_COST, "multiplier-rule": "ascent", "multiplier-lr": 1e-12, "multiplier-initial": 5},
+        {**BY_COST, "multiplier-lr": 0, "multiplier-initial": 5},
     ),
     "pbcrl_offline": Variant(
         "PbCRL-Offline",
@@ -458,8 +457,8 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
         episodes: Folder of the episodes that PPO-Lag of this task and seed leaves to the others.
     """
     row = VARIANTS[variant]
-    # All in words, so that a command says what was run even when the defaults have changed.
-    defaults = defaults_of(env_id, script=row.script)
+    # All in words, so that a command says what was run even when a recipe has changed.
+    defaults = recipe_of(env_id, script=row.script)
     options: dict[str, object] = {"env-id": env_id}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
     if row.script == "ppo_lag_pbcrl":
@@ -478,5 +477,5 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
             if name in options:
                 options[name] = int(str(options[name])) * SMOKE_QUERIES // 1000
         if row.script == "ppo_lag_pbcrl":
-            options |= {"pretrain-epochs": 3, "validate-every": 10, "finetune-interval": 1}
+            options |= {"pretrain-epochs": 3, "finetune-interval": 1}
     return options

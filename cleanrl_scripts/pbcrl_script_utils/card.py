@@ -9,7 +9,7 @@ from typing import Any
 
 from pbcrl import LearnedCost
 from pbcrl.storage import write_atomically
-from pbcrl_script_utils.args import read_args
+from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.verdict import cost_model_verdicts
 
 CARD = "cost_model.md"
@@ -99,6 +99,6 @@ def _labeller(args: Mapping[str, Any], limit: float | None) -> str:
         return f"people, {args['label_annotators']} per question"
     noise = args["preference_noise"], args["safety_noise"]
     shown = "" if noise == (0, 0) else f"; {noise[0]:.0%} and {noise[1]:.0%} of answers flipped"
-    if args["segment_length"] is not None and args["constraint"] != "learned":
+    if args["segment_length"] is not None:
         shown = f", of which a segment of {args['segment_length']} steps has its share{shown}"
     return f"a simulated oracle, from true costs with the limit {limit:g}{shown}"

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,33 +19,60 @@ from torch import Tensor, nn
 
 from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.storage import load_tensors, save_tensors
-from pbcrl_script_utils.args import SHOWN, note_extension
+from pbcrl_script_utils.resume import OF_LENGTH, SHOWN, is_finished, note_extension
+from pbcrl_script_utils.run import Run
 
 _NEWEST, _BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 _MAY_DIFFER = {"resume", "runs_dir", "run_name", *SHOWN}  # a run's folder may have been moved
-_OF_LENGTH = {"extend_to", "total_timesteps", "online_queries", "collect_timesteps"}
 
 
 class Checkpoint:
     """The state of all parts of a run, in one file; the one before is kept in case of damage.
 
     Args:
-        folder: The run's.
+        run: Whose folder it lies in; it is a part itself.
         args: The script's arguments; those of the run that a checkpoint is loaded into must be the
             same.
-        parts: Whatever has state, by name: objects with `state_dict` and `load_state_dict`,
-            generators of NumPy and PyTorch, dataclasses of numbers and arrays. None is left out.
-            Envs that offer no state are left as they are (`has_state`).
+        keep: Writes what others read of the run, such as weights; also called if an error ends it.
     """
 
-    def __init__(self, folder: Path, args: Any, **parts: Any) -> None:
-        self._folder = folder
+    def __init__(self, run: Run, args: Any, *, keep: Callable[[], None]) -> None:
+        self._folder, self._run, self._keep = run.folder, run, keep
         self._args = {
             name: value
             for name, value in dataclasses.asdict(args).items()
             if name not in _MAY_DIFFER
         }
-        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._parts: dict[str, Any] = {"run": run}
+        run.on_error(self._keep_sound)
+
+    def add(self, **parts: Any) -> None:
+        """Save and load these as well.
+
+        Args:
+            parts: Whatever has state, by name: objects with `state_dict` and `load_state_dict`,
+                generators of NumPy and PyTorch, dataclasses of numbers and arrays. One that is
+                `None` has no state. Envs that offer no state stay as they are (`has_state`).
+        """
+        self._parts |= {name: part for name, part in parts.items() if part is not None}
+
+    def after(self, iteration: int) -> None:
+        """Refuse networks that have diverged; save and keep all, if it is time to.
+
+        Raises:
+            NonFiniteError, StorageError: As `save`.
+        """
+        self._check_networks()
+        if self._run.is_checkpoint(iteration):
+            self._keep()
+            self.save()
+
+    def _keep_sound(self) -> None:
+        self._check_networks()  # files keep the weights from before
+        self._keep()
+
+    def _check_networks(self) -> None:
+        check_weights(**{n: p for n, p in self._parts.items() if isinstance(p, nn.Module)})
 
     def save(self) -> None:
         """Write a checkpoint beside the one before.
@@ -56,7 +82,7 @@ class Checkpoint:
                 written then.
             StorageError: If it cannot be written.
         """
-        check_weights(**{n: p for n, p in self._parts.items() if isinstance(p, nn.Module)})
+        self._check_networks()
         state = {name: _state_of(part) for name, part in self._parts.items()}
         tensors: dict[str, Tensor] = {}
         tree = _pack({"args": self._args, "parts": state}, "state", tensors)
@@ -74,8 +100,7 @@ class Checkpoint:
             StorageError: If there is none, and a finished run is to be extended.
         """
         state = self._newest_state()
-        is_extended = self._args.get("extend_to") is not None
-        if state is None and is_extended:
+        if state is None and self._was_finished():
             raise StorageError(
                 f"a run is extended from its last checkpoint, but {self._folder} has no {_NEWEST}; "
                 "restore it from a copy, or start a new run"
@@ -83,7 +108,8 @@ class Checkpoint:
         if state is None:
             return False
         now = _unpack(_pack(self._args, "args", {}), {})
-        kept = set(now) - _OF_LENGTH if is_extended else set(now)
+        is_extended = now.get("total_timesteps", 0) > state["args"].get("total_timesteps", 0)
+        kept = set(now) - OF_LENGTH if is_extended else set(now)
         if differing := sorted(name for name in kept if state["args"].get(name) != now[name]):
             raise MismatchError(
                 f"a run goes on with the arguments that it began with, but {', '.join(differing)} "
@@ -99,9 +125,12 @@ class Checkpoint:
         for name, part in self._parts.items():
             _load_into(part, state["parts"][name])
         if is_extended:
-            changed = {name: self._args[name] for name in _OF_LENGTH & set(self._args)}
+            changed = {name: self._args[name] for name in OF_LENGTH & set(self._args)}
             note_extension(self._folder, changed)
         return True
+
+    def _was_finished(self) -> bool:
+        return is_finished(self._folder) or (self._folder / "summary_before.json").exists()
 
     def _newest_state(self) -> dict[str, Any] | None:
         damaged = None

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from pbcrl import Label, ReplayOracle, TrajectoryWriter
-from pbcrl.data.label_log import read_labels
-from pbcrl.errors import MismatchError, PbcrlError, StorageError
-from pbcrl.recorder import TrajectoryRecorder
-from pbcrl_script_utils.args import INTERRUPTED, SHOWN, is_finished
+from pbcrl import Trajectory, TrajectoryWriter, cut_segments
+from pbcrl.errors import PbcrlError
+from pbcrl.label.replay import Replay
 from pbcrl_script_utils.datasets import Split, open_dataset
 from pbcrl_script_utils.envs import flat_dims, horizon_of
-from pbcrl_script_utils.replays import Replays, Starts
+from pbcrl_script_utils.launch import INTERRUPTED
+from pbcrl_script_utils.replays import Replays
+from pbcrl_script_utils.resume import is_finished
 from pbcrl_script_utils.run import Run, open_child
 
 _SHARED = """
@@ -27,16 +27,6 @@ _SHARED = """
     hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std torch_threads bf16
     device
 """
-_FREE = {
-    "env_id",
-    "cost_limit",
-    "dataset",
-    "replay_labels",
-    "runs_dir",
-    "run_name",
-    "capture_video",
-    *SHOWN,
-}
 
 
 class Collector:
@@ -49,11 +39,9 @@ class Collector:
 
     def __init__(self, args: Any, envs: VectorEnv[Any, Any, Any]) -> None:
         obs_dim, act_dim = flat_dims(envs)
-        self._recorder = TrajectoryRecorder(envs.num_envs)
-        self._starts = Starts(envs, args.env_id)
         # A stream for itself: whether episodes are saved changes no training.
         self._rng = np.random.default_rng([args.seed, 1])
-        self.writer = TrajectoryWriter(
+        self._writer = TrajectoryWriter(
             args.save_trajectories,
             env_id=args.env_id,
             obs_shape=(obs_dim,),
@@ -63,70 +51,32 @@ class Collector:
             rng=self._rng,
             overwrite=args.resume is not None,
         )
-        self._replays = Replays(self.writer.path)
+        self._replays = Replays(self._writer.path)
 
-    def record(
-        self,
-        obs: np.ndarray,
-        actions: np.ndarray,
-        costs: np.ndarray,
-        done: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        final_obs: np.ndarray | None,
-        discarded: np.ndarray,
-    ) -> None:
-        """Note one step of all envs: s_t (N, obs_dim), the executed a_t (N, act_dim), (N,).
+    def add(self, trajectories: Sequence[Trajectory], replays: Sequence[Replay | None]) -> None:
+        """Take finished episodes, with how they can be played again, into the sample."""
+        for trajectory, replay in zip(trajectories, replays, strict=True):
+            if self._writer.add(trajectory):
+                self._replays.add([trajectory], [replay])
 
-        Costs are NaN where the env reports none; `final_obs` has an observation where one ended.
-        """
-        last = np.zeros_like(obs)
-        if done.any():
-            assert final_obs is not None
-            last[done] = np.stack(final_obs[done])
-        known = None if np.isnan(costs).any() else costs
-        finished = self._recorder.record(
-            obs,
-            actions,
-            known,
-            done,
-            discarded=discarded,
-            rewards=rewards,
-            terminated=terminated,
-            final_obs=last,
-        )
-        starts = self._starts.of(np.flatnonzero(done & ~discarded))
-        for trajectory, start in zip(finished, starts, strict=True):
-            if self.writer.add(trajectory):
-                self._replays.add([trajectory], [start])
-        self._starts.begin(np.flatnonzero(done))
-
-    def restart(self) -> None:
-        """Forget the episodes under way: the envs were reset."""
-        self._recorder.drop_unfinished()
-        self._starts.begin(np.arange(len(self._recorder.lengths)))
+    def sync(self) -> None:
+        """Put on disk what was added."""
+        self._replays.sync()  # first: what is in the dataset can be played again
+        self._writer.flush()
 
     def close(self) -> None:
         """Finish the dataset."""
         self._replays.close()
-        self.writer.close()
+        self._writer.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; what was recorded is on disk when this returns."""
-        self._replays.sync()  # first: what is in the dataset can be played again
-        self.writer.flush()
-        return {
-            "recorder": self._recorder.state_dict(),
-            "starts": self._starts.state_dict(),
-            "writer": self.writer.state_dict(),
-            "rng": self._rng.bit_generator.state,
-        }
+        """All of it; what was added is on disk when this returns."""
+        self.sync()
+        return {"writer": self._writer.state_dict(), "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
-        self._recorder.load_state_dict(state["recorder"])
-        self._starts.load_state_dict(state["starts"])
-        self.writer.load_state_dict(state["writer"])
+        self._writer.load_state_dict(state["writer"])
         self._rng.bit_generator.state = state["rng"]
 
 
@@ -139,6 +89,8 @@ def offline_episodes(
     replays: Replays | None = None,
 ) -> Split:
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
+
+    Those to validate and to train on are cut into segments of `args.segment_length`, if given.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -161,7 +113,7 @@ def offline_episodes(
     if replays is not None and not replays.include(path):
         run.warn(f"{path} does not say how to play its episodes again: people will see curves")
     # The same split whenever a run goes on.
-    return open_dataset(
+    test, valid, train = open_dataset(
         path,
         args.env_id,
         envs,
@@ -169,6 +121,13 @@ def offline_episodes(
         warn=run.warn,
         needs_costs=args.label_folder is None,
     )
+    length = args.segment_length
+    if length is None:
+        return test, valid, train
+    if replays is not None:
+        for part in (valid, train):
+            replays.add_segments(part, length)
+    return test, cut_segments(valid, length), cut_segments(train, length)
 
 
 def collect(args: Any, run: Run, *, limit: float) -> Path:
@@ -219,34 +178,3 @@ def collect(args: Any, run: Run, *, limit: float) -> Path:
     cached.parent.mkdir(parents=True, exist_ok=True)
     episodes.rename(cached)
     return cached
-
-
-def replay_oracle(args: Any) -> ReplayOracle:
-    """Answer with the labels of a run that had the same arguments.
-
-    Raises:
-        MismatchError: If it had others, or a person answered there.
-        StorageError: If there is no such run.
-    """
-    path = Path(args.replay_labels)
-    labels: list[Label] = read_labels(path)
-    try:
-        bought = json.loads((path.parent / "args.json").read_text())
-    except (OSError, ValueError) as error:
-        raise StorageError(
-            f"labels fit the run that bought them only, and its args.json must lie beside {path} "
-            f"({error}); replay them from that run's folder"
-        ) from error
-    if bought.get("label_folder") is not None:
-        raise MismatchError(
-            f"labels given by hand came in no fixed order, so those of {path.parent} cannot be "
-            f"replayed; they are still in their folder: --label-folder {bought['label_folder']}"
-        )
-    now = json.loads(json.dumps(vars(args)))
-    differing = sorted(name for name in now if name not in _FREE and bought.get(name) != now[name])
-    if differing:
-        raise MismatchError(
-            f"labels fit the queries of the run that bought them only, but {', '.join(differing)} "
-            f"differ from those in {path.parent}; repeat them"
-        )
-    return ReplayOracle(labels)

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 import pbcrl_envs
-from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl import Trajectory
 from pbcrl_envs.batched import BatchedEnv
 from pbcrl_script_utils.replays import NoteStart
 
@@ -130,19 +130,6 @@ def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:
     return envs.spec.max_episode_steps
 
 
-def check_segment_length(length: int | None, envs: VectorEnv[Any, Any, Any], env_id: str) -> None:
-    """Refuse segments that are longer than an episode.
-
-    Raises:
-        ValueError: If so.
-    """
-    horizon = horizon_of(envs)
-    if length is not None and length > horizon:
-        raise ValueError(
-            f"--segment-length must lie in 1..{horizon}, the time limit of {env_id}, got {length}"
-        )
-
-
 def resolve_cost_limit(env_id: str, given: float | None, *, needed: bool = True) -> float:
     """Return d: the one given, else the task's own; NaN if neither is known nor needed.
 
@@ -160,81 +147,13 @@ def resolve_cost_limit(env_id: str, given: float | None, *, needed: bool = True)
     return limit
 
 
-def require_cost(costs: np.ndarray | None, env_id: str, *, unless: Any = None) -> np.ndarray:
-    """Return the true costs of a step, or say that the env reports none.
-
-    Args:
-        costs: The costs, (N,), or None.
-        env_id: Names the env.
-        unless: Rewards of the step, (N,), where costs are not needed: they are NaN then.
-
-    Raises:
-        MissingCostError: If `costs` is None, but needed.
-    """
-    if costs is None and unless is not None:
-        return np.full(len(unless), np.nan)
-    if costs is None:
-        raise MissingCostError(
-            f"the true cost is needed here, but {env_id} reports none; put a number into "
-            "info['cost'] at every step (pbcrl_envs.check_cost_env tells whether it is right)"
+def outcomes(episodes: Sequence[Trajectory]) -> np.ndarray:
+    """Return and true cost of recorded episodes, (E, 2); the cost is NaN where none is known."""
+    rows = [
+        (
+            np.nan if one.rewards is None else float(one.rewards.sum(dtype=np.float64)),
+            np.nan if one.costs is None else one.true_cost,
         )
-    return costs
-
-
-def check_rollout(**arrays: np.ndarray) -> None:
-    """Refuse what no policy can learn from, before it is learned from.
-
-    Args:
-        arrays: By name, (T, N, ...).
-
-    Raises:
-        NonFiniteError: If one holds NaN or an infinity.
-    """
-    for name, values in arrays.items():
-        if not np.isfinite(values).all():
-            step, row = np.argwhere(~np.isfinite(values))[0][:2]
-            raise NonFiniteError(
-                f"{name} must be finite, but env {row} had NaN or an infinity at step {step} of "
-                "the rollout; check the env with pbcrl_envs.check_cost_env"
-            )
-
-
-class Episodes:
-    """Returns and true costs of a batch of envs: of the episodes under way, and of all that ended.
-
-    Args:
-        num_envs: N.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self._running = np.zeros((2, num_envs))
-        self.ended = np.zeros((0, 2))
-        """Return and true cost of every episode so far, in order, (E, 2)."""
-        self._new: list[tuple[float, float]] = []
-
-    def step(
-        self, rewards: np.ndarray, costs: np.ndarray, done: np.ndarray, discarded: np.ndarray
-    ) -> None:
-        """Count a step, (N,) each; episodes that end as `discarded` count as none."""
-        self._running += rewards, costs
-        if done.any():
-            self._new += self._running[:, done & ~discarded].T.tolist()
-            self._running[:, done] = 0.0
-
-    def take(self) -> np.ndarray:
-        """Return those that ended since the last call, (E, 2)."""
-        new = np.array(self._new).reshape(-1, 2)
-        self.ended, self._new = np.concatenate([self.ended, new]), []
-        return new
-
-    def restart(self) -> None:
-        """Forget the episodes under way: the envs were reset."""
-        self._running[:] = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it; taken between `take` and the next `step`."""
-        return {"running": self._running, "ended": self.ended}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
-        self._running[:], self.ended = state["running"], state["ended"]
+        for one in episodes
+    ]
+    return np.array(rows, np.float64).reshape(-1, 2)

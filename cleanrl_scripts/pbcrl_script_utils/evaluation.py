@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from pbcrl import LearnedCost, Trajectory
+from pbcrl import LearnedCost, RecordTrajectories, Trajectory
 from pbcrl.metrics import (
     REPORT,
     bias,
@@ -24,9 +24,8 @@ from pbcrl.metrics import (
     true_cost_at_limit_interval,
     violation_rate,
 )
-from pbcrl.recorder import TrajectoryRecorder, discarded_envs, step_costs
 from pbcrl.storage import write_atomically
-from pbcrl_script_utils.envs import action_bounds, horizon_of, make_envs, require_cost
+from pbcrl_script_utils.envs import action_bounds, horizon_of, make_envs, outcomes
 from pbcrl_script_utils.run import Run
 from pbcrl_script_utils.verdict import interval
 from pbcrl_script_utils.video import film
@@ -97,9 +96,28 @@ def _undefined_is_nan() -> Iterator[None]:
         yield
 
 
+PRETRAINED = "balanced_accuracy", "pair_accuracy", "step_auroc", "true_cost_at_limit"
+"""What a summary has of the cost model before it was fine-tuned."""
+
+
+def report_pretrained(
+    run: Run, cost_model: LearnedCost, test: Sequence[Trajectory], limit: float
+) -> dict[str, float] | None:
+    """Say how good a pretrained cost model is; return it for the summary, if it can be told."""
+    found = Judge.of(cost_model).report(test, limit)
+    if not math.isfinite(found["pair_accuracy"]):  # no true cost is known
+        return None
+    run.say(
+        f"   on {len(test)} test episodes: balanced accuracy {found['balanced_accuracy']:.3f}, "
+        f"pairs {found['pair_accuracy']:.3f}, step AUROC {found['step_auroc']:.3f}"
+    )
+    return {f"pretrained_{key}": found[key] for key in PRETRAINED}
+
+
 def true_costs(episodes: Sequence[Trajectory]) -> np.ndarray:
     """Their true costs, (E,); NaN where none is known."""
-    return np.array([np.nan if one.costs is None else one.true_cost for one in episodes])
+    costs: np.ndarray = outcomes(episodes)[:, 1]
+    return costs
 
 
 def play(
@@ -117,35 +135,22 @@ def play(
         Returns, (episodes,), and trajectories with true costs, or without any if the env reports
         none and `needs_cost` is false. An episode that is discarded is played again.
     """
-    envs = make_envs(env_id, episodes)
+    envs = RecordTrajectories(make_envs(env_id, episodes), needs_cost=needs_cost)
     low, high = action_bounds(envs)
     noise = None if deterministic else torch.Generator().manual_seed(seed)
-    recorder = TrajectoryRecorder(episodes)
-    returns, running = np.zeros(episodes), np.ones(episodes, dtype=bool)
-    trajectories: list[Trajectory | None] = [None] * episodes
+    found: list[Trajectory | None] = [None] * episodes
     obs, _ = envs.reset(seed=seed)
     title = "deterministic" if deterministic else "stochastic"
     total = horizon_of(envs)  # steps; more if an episode is played again
     with tqdm(total=total, desc=f"   {title}", leave=False, mininterval=1, delay=2) as bar:
-        while running.any():
-            executed = np.clip(policy.act(obs, noise), low, high)
-            next_obs, reward, terminated, truncated, infos = envs.step(executed)
-            done = terminated | truncated
-            costs = step_costs(infos, episodes, done)
-            if needs_cost:
-                costs = require_cost(costs, env_id)
-            discarded = discarded_envs(infos, episodes)
-            finished = recorder.record(obs, executed, costs, done, discarded=discarded)
-            returns += reward * running
-            returns[discarded & running] = 0.0
-            whole = done & ~discarded
-            for i, trajectory in zip(np.flatnonzero(whole), finished, strict=True):
-                trajectories[i] = trajectories[i] or trajectory
-            running &= ~whole
-            obs = next_obs
+        while None in found:
+            obs, *_, infos = envs.step(np.clip(policy.act(obs, noise), low, high))
+            if "trajectory" in infos:
+                found = [old or new for old, new in zip(found, infos["trajectory"], strict=True)]
             bar.update()
     envs.close()
-    return returns, [trajectory for trajectory in trajectories if trajectory is not None]
+    played = [trajectory for trajectory in found if trajectory is not None]
+    return outcomes(played)[:, 0], played
 
 
 def evaluate(
@@ -197,7 +202,7 @@ def evaluate(
             run.filmed(films)
     true, noisy_true = true_costs(episodes), true_costs(noisy)
     limited = np.isfinite(limit)
-    last_tenth = ended[-max(1, len(ended) // 10) :]
+    last_tenth, last_fifth = (ended[-max(1, len(ended) // part) :] for part in (10, 5))
     summary: dict[str, Any] = {
         "eval_episodes": len(episodes),
         "return": float(returns.mean()),
@@ -213,6 +218,8 @@ def evaluate(
         "true_cost_stochastic_interval": interval(noisy_true),
         "bias_stochastic": bias(float(noisy_true.mean()), limit) if limited else None,
         "violation_rate_stochastic": violation_rate(noisy_true, limit) if limited else None,
+        "return_last_fifth": float(last_fifth[:, 0].mean()) if len(ended) else None,
+        "true_cost_last_fifth": float(last_fifth[:, 1].mean()) if len(ended) else None,
         "return_last_tenth": float(last_tenth[:, 0].mean()) if len(ended) else None,
         "true_cost_last_tenth": float(last_tenth[:, 1].mean()) if len(ended) else None,
     }

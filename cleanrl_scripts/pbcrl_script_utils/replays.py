@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import finalize
 
 import gymnasium as gym
@@ -184,19 +184,31 @@ class Starts:
         self._starts = [Replay.from_bytes(bytes(s)) if len(s) else None for s in state["starts"]]
 
 
-class ReplayRecorder(VectorWrapper[Any, Any, Any, Any]):
-    """Notes how each episode that ends can be played again.
+class Keeper(Protocol):
+    """What takes episodes and how they can be played again."""
+
+    def add(self, trajectories: Sequence[Trajectory], replays: Sequence[Replay | None]) -> None:
+        """Keep them."""
+        ...
+
+    def sync(self) -> None:
+        """Put on disk what was added."""
+        ...
+
+
+class RecordStarts(VectorWrapper[Any, Any, Any, Any]):
+    """Hands on each episode that ends, with how it can be played again.
 
     Args:
-        envs: Around which `PreferenceCostVectorWrapper` has put its trajectories into the infos.
+        envs: Which put their trajectories into the infos, as `RecordTrajectories` does.
         env_id: As `make_envs` takes it.
-        replays: Where it is noted.
+        keeper: Who is told.
     """
 
-    def __init__(self, envs: VectorEnv[Any, Any, Any], env_id: str, replays: Replays) -> None:
+    def __init__(self, envs: VectorEnv[Any, Any, Any], env_id: str, keeper: Keeper) -> None:
         super().__init__(envs)
         self._inner: Any = envs
-        self._begun, self._replays = Starts(envs, env_id), replays
+        self._begun, self._keeper = Starts(envs, env_id), keeper
 
     def reset(self, **options: Any) -> Any:
         """Reset all envs."""
@@ -211,13 +223,13 @@ class ReplayRecorder(VectorWrapper[Any, Any, Any, Any]):
         done = terminated | truncated
         if done.any():
             kept = np.flatnonzero(done & ~discarded_envs(infos, self.num_envs))
-            self._replays.add(finished_trajectories(infos), self._begun.of(kept))
+            self._keeper.add(finished_trajectories(infos), self._begun.of(kept))
             self._begun.begin(np.flatnonzero(done))
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the envs, and where their episodes began."""
-        self._replays.sync()
+        """That of the envs, and where their episodes began; what was kept is on disk."""
+        self._keeper.sync()
         return {"envs": self._inner.state_dict(), "begun": self._begun.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -36,8 +36,10 @@ import pbcrl
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
+from pbcrl.trainer import Evaluation
+from pbcrl_script_utils.recipes import recipe_lines
 from pbcrl_script_utils.verdict import limit_verdicts, plus_minus, verdict
-from pbcrl_script_utils.video import animated
+from pbcrl_script_utils.video import animated, check_film
 
 _SCRIPTS = Path(__file__).resolve().parents[1]
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
@@ -65,9 +67,12 @@ class Run:
     Raises:
         StorageError: If the folder cannot be made or written, holds another run, or another process
             is at work in it.
+        ValueError: If films are asked for that the env cannot give.
     """
 
     def __init__(self, args: Any, *, script: str, cost_limit: float = math.nan) -> None:
+        if getattr(args, "capture_video", 0) > 0:
+            check_film(args.env_id)
         name = Path(script).stem
         stamp = time.strftime("%Y%m%d-%H%M%S")
         env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
@@ -96,7 +101,6 @@ class Run:
         self._start = self._lap_start = time.perf_counter()
         self._laps: dict[str, float] = {}
         self._lines = 0
-        self._rows = 0  # of the table on the terminal
         self._warnings: list[str] = []
         self._keep: Callable[[], None] | None = None
         self.stage_seconds: dict[str, float] = {}
@@ -126,6 +130,14 @@ class Run:
         if self._tracked is not None:
             self._tracked.finish(exit_code=0 if error is None else 1)
         self._lock.release()
+
+    def begin(self, method: str) -> None:
+        """Say what begins, and which arguments have their value from a recipe."""
+        self.say(f"== {method} on {self._args.env_id}; files in {self.folder}")
+        if lines := recipe_lines(self._args, script=Path(self._script).stem):
+            self.say("   its recipe (pbcrl_script_utils/recipes.py):")
+            for line in lines:
+                self.say(f"      {line}")
 
     def on_error(self, keep: Callable[[], None]) -> None:
         """Call this if an error or Ctrl-C ends the run; it may raise a `PbcrlError`."""
@@ -170,6 +182,12 @@ class Run:
         self._end_stage()
         self.close_bar()
 
+    def is_checkpoint(self, iteration: int) -> bool:
+        """Whether the run is to be saved after this iteration."""
+        last: int = self._args.num_iterations
+        every: int = self._args.checkpoint_interval
+        return iteration % every == 0 or iteration == last
+
     def lap(self, name: str) -> None:
         """Count the time since the last lap, or since the iteration began, as `seconds_NAME`."""
         now = time.perf_counter()
@@ -197,9 +215,6 @@ class Run:
             if _finite(metrics.get(key))
         ]
         self._bar.set_postfix_str(" ".join(text))
-        interval = getattr(self._args, "print_interval", 0)
-        if interval and self._lines % interval == 0:
-            self._print_row(step, metrics)
 
     def _draw(self, values: Mapping[str, object], step: int, *, axis: str = "env_steps") -> None:
         """Add the finite numbers to their curves, here and at Weights & Biases."""
@@ -209,22 +224,10 @@ class Run:
         if self._tracked is not None:
             self._tracked.log({**finite, axis: step})
 
-    def _print_row(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Print a line of the table, under its head every twenty lines."""
-        assert self._bar is not None
-        rate = self._bar.format_dict["rate"] or 0.0
-        left = (self._bar.total - self._bar.n) / rate / 60 if rate else math.nan
-        keys = [key for key in _COLUMNS if key in metrics]
-        self._rows += 1
-        if self._rows % 20 == 1:
-            names = [_COLUMNS[key] for key in keys]
-            self.say("".join(f"{name:>10}" for name in ["env steps", *names, "min left"]))
-        cells = [metrics[key] for key in keys]
-        row = [f"{cell:.4g}" if _finite(cell) else "-" for cell in [*cells, round(left, 1)]]
-        self.say("".join(f"{cell:>10}" for cell in [f"{step:,}", *row]))
-
-    def pretrained(self, steps: int, loss: float, pairs: float, safety: float) -> None:
+    def pretrained(self, steps: int, evaluation: Evaluation) -> None:
         """Say, and draw, how well the cost model predicts held-out labels in pretraining."""
+        loss, pairs = evaluation.selection_loss, evaluation.pair_accuracy
+        safety = evaluation.safety_accuracy
         self.say(
             f"   {steps:5d} steps: held-out loss {loss:.3f}, accuracy of pairs {pairs:.3f}, of "
             f"safety {safety:.3f}"
@@ -367,17 +370,6 @@ _GROUP_OF = {
     "seconds": "seconds_",
 }
 """The tabs of TensorBoard, by the beginnings of their keys; `update` has all others."""
-
-_COLUMNS = {
-    "return": "return",
-    "true_cost": "true cost",
-    "learned_cost": "learned",
-    "multiplier": "λ",
-    "unsafe_rate": "unsafe",
-    "queries_used": "queries",
-    "kl": "kl",
-}
-"""What `--print-interval` prints of the metrics."""
 
 
 def _group(key: str) -> str:

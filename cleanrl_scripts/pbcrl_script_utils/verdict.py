@@ -1,4 +1,4 @@
-"""What the numbers of a run mean, in words: a warning while it trains, a verdict at its end."""
+"""What the numbers of a run mean, in words."""
 
 from __future__ import annotations
 
@@ -8,59 +8,8 @@ from typing import Any
 
 import numpy as np
 
-_ROUNDS = 5  # by chance, all of them have a majority of unsafe labels once in 32 times
 _LONGER = "; train longer, or raise --multiplier-lr"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
-
-
-class LabelWatch:
-    """Notices that labels say the constraint is broken while the learned cost says that it holds.
-
-    Labels tell P(C > d), and the constraint is E[C] <= d: neither decides the other. But if more
-    than half of the episodes are unsafe, the median of C is above d, and so is its mean where the
-    long tail is to the right, as it is with accidents. So this warns if in each of the last five
-    labelling rounds more than half of the labels were unsafe, and the mean learned cost after these
-    rounds was within its limit on average. Violations that are rarer, and larger, go unnoticed.
-    """
-
-    def __init__(self) -> None:
-        self._rounds: list[tuple[float, float]] = []
-
-    def update(
-        self, unsafe_rate: float | None, learned_cost: float | None, learned_limit: float
-    ) -> str | None:
-        """Take note of an iteration, and return a warning if there is reason for one.
-
-        Args:
-            unsafe_rate: Share labelled unsafe in this iteration's labelling round; None or NaN if
-                there was none.
-            learned_cost: Mean of the iteration's episodes; None if none ended.
-            learned_limit: What it is held to.
-        """
-        if unsafe_rate is None or math.isnan(unsafe_rate) or learned_cost is None:
-            return None
-        self._rounds = [*self._rounds, (unsafe_rate, learned_cost - learned_limit)][-_ROUNDS:]
-        rates, excess = zip(*self._rounds, strict=True)
-        if len(rates) < _ROUNDS or min(rates) <= 0.5 or np.mean(excess) > 0:
-            return None
-        return (
-            "labels say that the constraint is broken, the learned cost says that it holds: in "
-            f"each of {_ROUNDS} labelling rounds more than half of the labels were unsafe, while "
-            "the mean learned cost was within its limit; ask more --online-queries"
-        )
-
-    @property
-    def unsafe_rate(self) -> float:
-        """Mean share labelled unsafe in the last five rounds; NaN before the first."""
-        return float(np.mean([rate for rate, _ in self._rounds])) if self._rounds else math.nan
-
-    def state_dict(self) -> dict[str, Any]:
-        """The last rounds."""
-        return {"rounds": [list(one) for one in self._rounds]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
-        self._rounds = [(rate, excess) for rate, excess in state["rounds"]]
 
 
 def limit_verdict(

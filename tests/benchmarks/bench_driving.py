@@ -1,7 +1,7 @@
 """The driving tasks: speed of the arrays against highway-env, and what PPO-Lag makes of them.
 
 `make driving` prints the speeds, measured in turns, then one row per task, method and seed. Every
-run is a plain call of a script, with the settings of `pbcrl_script_utils/defaults.py`: any row can
+run is a plain call of a script, with the settings of `pbcrl_script_utils/recipes.py`: any row can
 be repeated alone.
 """
 
@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 
 from presets import command_of
 
-from pbcrl_script_utils.defaults import BLOCK, LANE, defaults_of
+from pbcrl_script_utils.recipes import BLOCK, LANE, recipe_of
 
 TASKS = BLOCK, LANE
-SETTINGS = {env_id: defaults_of(env_id, script="ppo_lag") for env_id in TASKS}
+SETTINGS = {env_id: recipe_of(env_id, script="ppo_lag") for env_id in TASKS}
 METHODS: dict[str, dict[str, object]] = {"ppo_lag": {}, "ppo": {"cost-limit": "inf"}}
 
 

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "cleanrl_scripts"))
 from benchmark import read_object
 from presets import command_of
 
-from pbcrl_script_utils.defaults import TOY, defaults_of
+from pbcrl_script_utils.recipes import TOY, recipe_of
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
 def main(args: Args) -> None:
     Path(args.runs_dir).mkdir(parents=True, exist_ok=True)
     settings = Path(args.runs_dir) / "settings.json"
-    used = [defaults_of(TOY, script=script) for script in ("ppo_lag", "ppo_lag_pbcrl")]
+    used = [recipe_of(TOY, script=script) for script in ("ppo_lag", "ppo_lag_pbcrl")]
     now = json.dumps([used, args.eval_episodes], sort_keys=True)
     if settings.exists() and settings.read_text() != now:
         raise SystemExit(f"error: {args.runs_dir} holds runs of other settings; use another folder")

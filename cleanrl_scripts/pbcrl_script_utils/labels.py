@@ -1,0 +1,74 @@
+"""Who answers the queries of a script, and which arguments about labels fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pbcrl import FolderOracle, Oracle, SyntheticOracle
+from pbcrl.oracle import Teacher, num_queries
+from pbcrl_script_utils.replays import Replays
+from pbcrl_script_utils.run import Run
+
+
+def check_labels(args: Any, horizon: int) -> None:
+    """Refuse a constraint that no label can move, and segments that nobody would be asked about.
+
+    Args:
+        args: Of `ppo_lag_pbcrl.py`.
+        horizon: Steps of an episode.
+
+    Raises:
+        ValueError: If so.
+    """
+    if args.segment_length is not None and args.constraint != "rate":
+        raise ValueError(
+            "--segment-length has segments labelled, which tell a rate alone, but --constraint is "
+            f"{args.constraint}; leave it out, or use --constraint rate"
+        )
+    if args.segment_length is not None and args.segment_length > horizon:
+        raise ValueError(
+            f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
+            f"{args.segment_length}; lower it"
+        )
+    if args.constraint != "learned" and not args.online_queries:
+        raise ValueError(
+            f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
+            "--online-queries is 0; raise it"
+        )
+    due = args.online_queries * args.finetune_interval // args.num_iterations
+    if args.constraint == "accept" and due < num_queries(args.accept_batch):
+        raise ValueError(
+            f"--accept-batch {args.accept_batch} counts as {num_queries(args.accept_batch)} "
+            f"queries, but only {due} are due per labelling round; raise --online-queries or "
+            "--finetune-interval, or lower --accept-batch"
+        )
+
+
+def make_oracle(
+    args: Any, run: Run, *, limit: float, horizon: int, replays: Replays | None
+) -> Oracle:
+    """Return who answers: people, if there is a `--label-folder`, else the true costs.
+
+    Args:
+        args: Of `ppo_lag_pbcrl.py`.
+        run: Told what people are waited for.
+        limit: d, which the true costs are held to.
+        horizon: Steps of an episode.
+        replays: How episodes can be played again, for people to see.
+    """
+    budget = args.offline_queries + args.online_queries
+    if args.label_folder is not None:
+        return FolderOracle(
+            args.label_folder,
+            budget=budget,
+            run=str(run.folder.resolve()),
+            annotators=args.label_annotators,
+            show=None if replays is None else replays.of,
+            say=lambda text: run.say(f"   {text}"),
+        )
+    teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
+    rng = np.random.default_rng([args.seed, 1])
+    share = (args.segment_length or horizon) / horizon  # a segment is held to its part of d
+    return SyntheticOracle(limit, share=share, budget=budget, teacher=teacher, rng=rng)
