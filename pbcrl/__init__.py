@@ -2,7 +2,8 @@
 
 The names that one needs, in the order in which data flows through them; each can be used alone:
 
-- A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer.
+- A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer. A
+  `BatchLabel` is the answer about many that are shown at once.
 - `PreferenceCostWrapper` and `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]`
   of any Gymnasium env; `finished_trajectories` reads the episodes that end from its infos.
 - `CostModel` is the learned cost c_ψ(s, a), `CostModelEnsemble` several of them, `LearnedCost` what
@@ -12,10 +13,12 @@ The names that one needs, in the order in which data flows through them; each ca
 - `LagrangeMultiplier` prices the learned cost while a policy is trained; `MULTIPLIER_RULES` has
   other rules.
 - An `Oracle` answers queries: `SyntheticOracle` from true costs, `FolderOracle` by a person,
-  `FunctionOracle` by a function, `ReplayOracle` as before.
+  `FunctionOracle` by a function.
 - `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
-  `draw_pairs` chooses which to ask about. A `FeedbackLoop` is all of this in three calls per
-  iteration of a training loop.
+  `draw_pairs` chooses which to ask about. A `FeedbackLoop` is all of this in two calls per
+  iteration of a training loop; `Answers` is what a round of it brings.
+- By these or by the learned cost, a constraint says what moves the multiplier: `LearnedLimit`,
+  `UnsafeRate` or `Acceptance`.
 - `TrajectoryWriter` and `TrajectoryDataset` keep trajectories on disk.
 - `load_policy` reads the policy of a run.
 - `PbcrlError` is the base of all errors of `pbcrl.errors`.
@@ -28,7 +31,7 @@ their kind, `pbcrl.llm.text` and `pbcrl.llm.cost_head` are for language models.
 
 from pbcrl import metrics as metrics
 from pbcrl.errors import PbcrlError
-from pbcrl.trajectory import Label, Query, Trajectory, cut_segments
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory, cut_segments
 from pbcrl.recorder import finished_trajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 from pbcrl.cost_model import CostModel, LearnedCost
@@ -37,11 +40,12 @@ from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_
 from pbcrl.dead_zone import DeadZone
 from pbcrl.trainer import CostModelTrainer
 from pbcrl.lagrange import MULTIPLIER_RULES, LagrangeMultiplier
-from pbcrl.oracle import Oracle, ReplayOracle, SyntheticOracle
+from pbcrl.oracle import Oracle, SyntheticOracle
 from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
-from pbcrl.feedback import FeedbackLoop
+from pbcrl.feedback import Answers, FeedbackLoop
+from pbcrl.constraint import Acceptance, LearnedLimit, UnsafeRate
 from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.export.policy import load_policy
 
@@ -49,6 +53,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MULTIPLIER_RULES",
+    "Acceptance",
+    "Answers",
+    "BatchLabel",
     "CostModel",
     "CostModelEnsemble",
     "CostModelTrainer",
@@ -59,6 +66,7 @@ __all__ = [
     "Label",
     "LagrangeMultiplier",
     "LearnedCost",
+    "LearnedLimit",
     "Oracle",
     "PbCILoss",
     "PbcrlError",
@@ -66,11 +74,11 @@ __all__ = [
     "PreferenceCostVectorWrapper",
     "PreferenceCostWrapper",
     "Query",
-    "ReplayOracle",
     "SyntheticOracle",
     "Trajectory",
     "TrajectoryDataset",
     "TrajectoryWriter",
+    "UnsafeRate",
     "cut_segments",
     "draw_pairs",
     "finished_trajectories",

@@ -1,10 +1,9 @@
-"""The online preference loop of Alg. 1 as three calls per iteration: `add`, `ask`, `collect`.
+"""The online preference loop of Alg. 1 as two calls per iteration: `add`, and now and then `round`.
 
 A `FeedbackLoop` stands between a training loop and an oracle. It keeps the episodes that are not
 compared yet, the queries without an answer and the labels, on disk if it has a folder. It does not
-depend on the policy, and learns nothing itself: whoever calls it trains a cost model on its buffer.
-`ask_batch` asks whether the newest episodes are within the limit on average; `accepted` tells the
-answer once `collect` has it. `judge` asks the same of any episodes, and waits.
+depend on the policy, and learns nothing itself: a round returns `Answers`, from which a trainer
+learns and by which a constraint moves λ. `label_all` labels what was collected before.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, final
@@ -29,7 +29,25 @@ from pbcrl.data.label_log import LabelLog, label_to_json
 from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
 from pbcrl.oracle import Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
-from pbcrl.trajectory import Label, Trajectory, cut_segments
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Trajectory, cut_segments
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What one labelling round brought; `Answers()` is a round in which nothing was asked."""
+
+    pairs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Positions in the buffer of the newly labelled pairs, which are its last. int64 (B,)."""
+    unsafe_rate: float | None = None
+    """Share labelled unsafe of the trajectories in them, each counted once, in [0, 1]; None if none
+    has a safety label (`PreferenceBuffer.unsafe_rate`)."""
+    num_late: int = 0
+    """How many of the pairs show episodes of an older policy: those asked about before the newest
+    round that asked about pairs."""
+    batch: BatchLabel | None = None
+    """The answer about a batch, if one came; its `safe` is NaN if the oracle could not tell."""
+    batch_shown: bool = False
+    """Whether a batch was shown in this round. If not, an answer about one is late."""
 
 
 @final
@@ -37,19 +55,20 @@ class FeedbackLoop:
     """Asks an oracle about fresh episodes and puts the answers into a buffer.
 
     With a folder, every label is in `labels.jsonl` there before it is used, and the episodes that
-    were compared online lie in `online/0001`, ..., a dataset per call of `ask`, so that they take
-    no memory. A process that was killed continues from a `state_dict`. It gets the labels that were
-    logged after that state again and does not log them twice; a label that then differs is refused.
+    were compared online lie in `online/0001`, ..., a dataset per round that asked about pairs, so
+    that they take no memory. A process that was killed continues from a `state_dict`. It gets the
+    labels that were logged after that state again and does not log them twice; a label that then
+    differs is refused.
 
     Args:
         oracle: Who answers; only this loop may call its `collect`.
         buffer: Where labelled pairs go. Trajectories that are compared offline are put into it
-            before the first `ask`.
+            before the first round.
         rng: Draws the pairs. It is the caller's, and not part of `state_dict`.
         folder: Where the log and the compared episodes are; None keeps all in memory.
         select: Chooses the online pairs among the fresh episodes.
-        segment_length: Steps of the segments of fresh episodes, see `cut_segments`, that `ask`
-            compares instead of whole ones. Batches show whole ones still.
+        segment_length: Steps of the segments of fresh episodes, see `cut_segments`, that pairs
+            show instead of whole ones. Batches show whole ones still.
 
     Raises:
         TypeError: If `buffer` or `rng` is something else.
@@ -83,12 +102,11 @@ class FeedbackLoop:
         self._fresh: list[Trajectory] = []
         self._num_unjudged = 0  # of the newest fresh ones, that no batch has shown
         self._start = 0  # the first online trajectory in the buffer
-        self._rounds: list[int] = []  # the number of trajectories that each `ask` put there
+        self._rounds: list[int] = []  # the number of trajectories that each round put there
         self._queries_asked = 0
         self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
         self._open_batch: int | None = None  # the oracle's number
-        self._accepted: bool | None = None  # the answer about a batch, until `accepted` tells it
-        self._answers: dict[int, Label] = {}  # collected, but not logged yet
+        self._answers: dict[int, AnyLabel] = {}  # collected, but not logged yet
         self._warned_of_budget = False
 
     @property
@@ -111,37 +129,23 @@ class FeedbackLoop:
         """Labels so far, online and offline, for whatever buffer; one for each batch, too."""
         return self._num_labels
 
-    def label(self, buffer: PreferenceBuffer, num_queries: int, *, safety: bool = True) -> int:
-        """Label distinct pairs of a buffer's trajectories, however long the oracle takes.
+    def label_all(self, parts: Sequence[tuple[PreferenceBuffer, int]]) -> list[int]:
+        """Label distinct pairs of the trajectories of buffers, however long the oracle takes.
+
+        All are asked at once.
 
         Args:
-            buffer: This loop's, or another one, for validation.
-            num_queries: How many. If fewer pairs are left that have no label, only those are asked.
-            safety: Whether safety labels are kept. Those of segments say nothing about a limit on
-                episodes.
+            parts: Different buffers, such as this loop's and one for validation, and how many
+                queries each. If a buffer has fewer pairs without a label, only those are asked.
 
         Returns:
-            How many labels were added.
+            How many labels were added to each.
 
         Raises:
             BudgetError: If they exceed what is left of the oracle's budget; none is asked then.
             MismatchError: If a label in the log is not the one that the oracle gives now.
             StorageError: If the labels cannot be logged; none is used then.
-        """
-        (count,) = self.label_all([(buffer, num_queries)], safety=safety)
-        return count
-
-    def label_all(
-        self, parts: Sequence[tuple[PreferenceBuffer, int]], *, safety: bool = True
-    ) -> list[int]:
-        """Label pairs of several buffers, all asked at once; otherwise as `label`.
-
-        Args:
-            parts: Different buffers, and how many queries each.
-            safety: As of `label`.
-
-        Returns:
-            How many labels were added to each.
+            TypeError, ValueError: If a number of queries is no integer >= 0.
         """
         pairs = []
         for buffer, number in parts:
@@ -155,8 +159,6 @@ class FeedbackLoop:
             for query in buffer.queries(chosen)
         ]
         labels = self.oracle.label(queries)
-        if not safety:
-            labels = [Label(label.preference, math.nan, math.nan) for label in labels]
         self._log_labels(labels)
         rest = iter(labels)
         for (buffer, _), chosen in zip(parts, pairs, strict=True):
@@ -164,7 +166,7 @@ class FeedbackLoop:
         return [len(chosen) for chosen in pairs]
 
     def add(self, finished: Sequence[Trajectory]) -> None:
-        """Keep finished episodes for the next `ask` that finds queries due.
+        """Keep finished episodes for the next round that finds queries due.
 
         They stay in memory until then, so a loop that will never ask should not be given any.
 
@@ -175,146 +177,51 @@ class FeedbackLoop:
         self._fresh += finished
         self._num_unjudged += len(finished)
 
-    def ask_batch(self, batch: int, *, due: int) -> int:
-        """Ask whether the newest episodes are within the limit on average; `accepted` tells.
+    def round(
+        self,
+        due: int,
+        *,
+        model: LearnedCost | None = None,
+        batch: int = 0,
+        wait: float = 0.0,
+    ) -> Answers:
+        """Ask about fresh episodes until `due` queries have been asked in all; collect answers.
 
-        The answer comes by `collect`, from people maybe rounds later; until then no other batch is
-        shown. No episode is judged twice, but it may be compared by the next `ask` as well, which
-        comes after this: `ask` forgets the others.
+        First the newest `batch` episodes are shown at once, if they are new, all their queries are
+        due and no earlier batch waits for its answer. No episode is shown in two batches, but one
+        may be compared as well. Then pairs are asked about: if the episodes make fewer than are
+        due, the rest is asked in a later round. Episodes that were not compared are forgotten, if
+        others were. If the oracle's budget ends, a warning says so, once.
 
-        Args:
-            batch: How many episodes to show, at least 1.
-            due: As of `ask`. The batch is shown if all its queries are due.
-
-        Returns:
-            How many queries it counts as; 0 if it was not shown: an earlier one is unanswered,
-            fewer episodes are new, fewer queries are due, or the oracle's budget ends.
-
-        Raises:
-            StorageError: If the oracle cannot keep the question.
-            UnsupportedError: If the oracle is not asked about batches.
-            ValueError: If `batch` is 0.
-        """
-        if _checked_count("batch", batch) < 1:
-            raise ValueError(f"a batch shows at least 1 episode, got {batch}")
-        missing, count = _checked_count("due", due) - self._queries_asked, num_queries(batch)
-        if self._open_batch is not None or self._num_unjudged < batch or missing < count:
-            return 0
-        try:
-            self._open_batch = self.oracle.submit_batch(self._fresh[-batch:])
-        except BudgetError as error:
-            self._warn_of_budget(due, error)
-            return 0
-        self._queries_asked += count
-        self._num_unjudged = 0
-        return count
-
-    def accepted(self) -> bool | None:
-        """Tell the answer about a batch of `ask_batch`, once, after `collect` has got it.
-
-        None if there is none, or the oracle had none. It may be late: of an older policy's
-        episodes.
-        """
-        accepted, self._accepted = self._accepted, None
-        return accepted
-
-    def judge(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Ask whether these episodes, such as offline ones, are within the limit on average.
-
-        It waits for the answer, and logs it as a label whose `first_safe` alone is given. The
-        episodes are counted as `num_queries(len(episodes))` queries.
-
-        Returns:
-            The answer; None if the oracle has none.
-
-        Raises:
-            BudgetError: If they exceed what is left of the oracle's budget; nothing is asked then.
-            MismatchError: If an answer in the log is not the one that the oracle gives now.
-            StorageError: If the answer cannot be logged; it is not used then.
-            UnsupportedError: If the oracle is not asked about batches.
-        """
-        accepted = self.oracle.accepts(episodes)
-        answer = math.nan if accepted is None else float(accepted)
-        self._log_labels([Label(math.nan, answer, math.nan)])
-        return accepted
-
-    def ask(self, due: int, *, model: LearnedCost | None = None) -> int:
-        """Ask about pairs of fresh episodes until `due` online queries have been asked in all.
-
-        If the episodes make fewer pairs, only those are asked; the rest is asked later if `due`
-        says so again. If the oracle's budget ends, a warning says so, once.
+        Answers come when they come, from people maybe rounds later.
 
         Args:
             due: Online queries since the beginning, such as
-                `online_queries * iteration // num_iterations`.
+                `online_queries * iteration // num_iterations`. A batch counts as half as many as it
+                shows episodes.
             model: What has been learned so far, for a `select` that looks at it.
+            batch: Episodes per batch; 0 shows none.
+            wait: Seconds to wait at most for the answers that are open; may be inf.
 
         Returns:
-            How many were asked now. If any was, the episodes that were not compared are forgotten.
+            What came now, also if it was asked in an earlier round. Labels of pairs are in the
+            buffer then, and all are in the log.
 
         Raises:
-            StorageError: If the compared episodes cannot be written; the loop has them in memory.
-        """
-        missing, fresh = _checked_count("due", due) - self._queries_asked, self._fresh
-        if missing <= 0:
-            return 0
-        if self._segment_length is not None:
-            fresh = cut_segments(fresh, self._segment_length)
-        count = min(missing, num_new_pairs(fresh, self.buffer))
-        if count <= 0:
-            return 0
-        pairs = self._select(fresh, count, asked=self.buffer, model=model, rng=self._rng)
-        used, inverse = np.unique(pairs, return_inverse=True)
-        before, start = self._queries_asked, len(self.buffer.trajectories)
-        kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])
-        try:
-            self._submit(kept[inverse.reshape(-1, 2)], due=due)
-            self._fresh, self._num_unjudged = [], 0
-        finally:  # the oracle's disk may be full: what was asked by then counts
-            self._end_round(start, has_asked=self._queries_asked > before)
-        return self._queries_asked - before
-
-    def collect(self) -> NDArray[np.int64]:
-        """Put the answers that have come into the buffer; never waits.
-
-        One about a batch is logged as a label whose `first_safe` alone is given: see `accepted`.
-
-        Returns:
-            Positions of the newly labelled pairs in the buffer, int64 (B,); empty if none came.
-
-        Raises:
-            LabelError: If an answer belongs to no query of this loop.
+            LabelError: If an answer belongs to no query of this loop, or is of the wrong kind.
             MismatchError: If a label in the log is not the one that the oracle gives now.
-            StorageError: If the labels cannot be logged; the next call tries again.
+            StorageError: If a question, the compared episodes or the labels cannot be written.
+                Nothing is lost: the next round goes on with what was asked and answered.
+            TypeError, ValueError: If a number is no integer >= 0, or `wait` is negative.
+            UnsupportedError: If `batch` > 0 and the oracle is not asked about batches.
         """
-        self._answers |= self.oracle.collect()
-        if self._open_batch in self._answers:
-            answer = self._answers[self._open_batch]
-            self._log_labels([answer])
-            self._accepted = None if math.isnan(answer.first_safe) else bool(answer.first_safe)
-            del self._answers[self._open_batch]
-            self._open_batch = None
-        if unknown := [number for number in self._answers if number not in self._open]:
-            raise LabelError(
-                "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
-                f"{unknown} of somebody else; give the loop an oracle that nothing else uses"
-            )
-        if self._answers:
-            pairs = np.stack([self._open[number] for number in self._answers])
-            self._keep(self.buffer, pairs, list(self._answers.values()))
-        self._open = {n: pair for n, pair in self._open.items() if n not in self._answers}
-        num_new, self._answers = len(self._answers), {}
-        return np.arange(len(self.buffer) - num_new, len(self.buffer), dtype=np.int64)
-
-    def num_late(self, positions: NDArray[np.integer]) -> int:
-        """How many labelled pairs, int (B,), were asked about before the newest `ask`.
-
-        Their episodes are those of an older policy.
-        """
-        if not self._rounds:
-            return 0
-        newest = len(self.buffer.trajectories) - self._rounds[-1]
-        return int((self.buffer.labelled_pairs[positions] < newest).any(axis=1).sum())
+        _checked_count("due", due)
+        if not wait >= 0:
+            raise ValueError(f"wait is in seconds and must be >= 0, got {wait}; 0 never waits")
+        _checked_count("batch", batch, of="episodes")
+        shown = batch > 0 and self._ask_batch(batch, due=due)
+        self._ask(due, model=model)
+        return self._collect(wait, batch_shown=shown)
 
     def set_unused_labels_aside(self) -> int:
         """Move the labels in the log that this loop has not used to `labels_unused.jsonl`.
@@ -332,7 +239,7 @@ class FeedbackLoop:
         """All that the loop's future depends on, save `rng` and what is in the folder.
 
         Raises:
-            ValueError: If trajectories came into the buffer from elsewhere after the first `ask`.
+            ValueError: If trajectories came into the buffer from elsewhere after the first round.
         """
         trajectories = self.buffer.trajectories
         if self._rounds and len(trajectories) != self._start + sum(self._rounds):
@@ -356,7 +263,6 @@ class FeedbackLoop:
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
             "open_batch": self._open_batch,
-            "accepted": self._accepted,
             "oracle": self.oracle.state_dict(),
         }
 
@@ -399,13 +305,46 @@ class FeedbackLoop:
         if self.oracle.has_store:  # it knows these queries, but by other numbers
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
-        # Older states were taken when no batch waited.
-        self._open_batch, self._accepted = state.get("open_batch"), state.get("accepted")
+        self._open_batch = state["open_batch"]
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
         if self._log is not None:
             self._log.close()
+
+    def _ask_batch(self, batch: int, *, due: int) -> bool:
+        """Show the newest episodes, if they are new and due; return whether they were shown."""
+        missing, count = due - self._queries_asked, num_queries(batch)
+        if self._open_batch is not None or self._num_unjudged < batch or missing < count:
+            return False
+        try:
+            self._open_batch = self.oracle.submit_batch(self._fresh[-batch:])
+        except BudgetError as error:
+            self._warn_of_budget(due, error, stacklevel=4)
+            return False
+        self._queries_asked += count
+        self._num_unjudged = 0
+        return True
+
+    def _ask(self, due: int, *, model: LearnedCost | None) -> None:
+        """Ask about pairs of fresh episodes until `due` queries have been asked in all."""
+        missing, fresh = due - self._queries_asked, self._fresh
+        if missing <= 0:
+            return
+        if self._segment_length is not None:
+            fresh = cut_segments(fresh, self._segment_length)
+        count = min(missing, num_new_pairs(fresh, self.buffer))
+        if count <= 0:
+            return
+        pairs = self._select(fresh, count, asked=self.buffer, model=model, rng=self._rng)
+        used, inverse = np.unique(pairs, return_inverse=True)
+        before, start = self._queries_asked, len(self.buffer.trajectories)
+        kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])
+        try:
+            self._submit(kept[inverse.reshape(-1, 2)], due=due)
+            self._fresh, self._num_unjudged = [], 0
+        finally:  # the oracle's disk may be full: what was asked by then counts
+            self._end_round(start, has_asked=self._queries_asked > before)
 
     def _submit(self, pairs: Pairs, *, due: int) -> None:
         """Submit queries one by one, so that the number of each is known if a later one fails."""
@@ -413,20 +352,59 @@ class FeedbackLoop:
             try:
                 (number,) = self.oracle.submit(self.buffer.queries(pair[None]))
             except BudgetError as error:
-                self._warn_of_budget(due, error)
+                self._warn_of_budget(due, error, stacklevel=5)
                 return
             self._open[number] = pair
             self._queries_asked += 1
 
-    def _warn_of_budget(self, due: int, error: BudgetError) -> None:
+    def _warn_of_budget(self, due: int, error: BudgetError, *, stacklevel: int) -> None:
         if not self._warned_of_budget:
             self._warned_of_budget = True
             warnings.warn(
                 f"{due} online queries are due, but {self._queries_asked} were asked and no more "
                 f"can be: {error}",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=stacklevel,  # whoever called `round`
             )
+
+    def _collect(self, wait: float, *, batch_shown: bool) -> Answers:
+        """Log the answers that have come, and put those about pairs into the buffer."""
+        self._answers |= self.oracle.collect(wait=wait)
+        about_pairs = {n: one for n, one in self._answers.items() if n != self._open_batch}
+        batch = self._answers.get(self._open_batch) if self._open_batch is not None else None
+        if unknown := [number for number in about_pairs if number not in self._open]:
+            raise LabelError(
+                "the oracle of a feedback loop is asked by the loop alone, but it answered queries "
+                f"{unknown} of somebody else; give the loop an oracle that nothing else uses"
+            )
+        labels = [one for one in about_pairs.values() if isinstance(one, Label)]
+        if len(labels) < len(about_pairs) or not isinstance(batch, BatchLabel | None):
+            raise LabelError(
+                "an oracle answers a query by a Label and a batch by a BatchLabel, but got "
+                f"{[*about_pairs.values(), *([] if batch is None else [batch])]}"
+            )
+        self._log_labels([*([] if batch is None else [batch]), *labels])
+        if labels:
+            self.buffer.add_labels(np.stack([self._open.pop(n) for n in about_pairs]), labels)
+        if batch is not None:
+            self._open_batch = None
+        self._answers = {}
+        new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
+        rate = self.buffer.unsafe_rate(new)
+        return Answers(
+            pairs=new,
+            unsafe_rate=None if math.isnan(rate) else rate,
+            num_late=self._num_late(new),
+            batch=batch,
+            batch_shown=batch_shown,
+        )
+
+    def _num_late(self, positions: NDArray[np.int64]) -> int:
+        """How many labelled pairs were asked about before the newest questions about pairs."""
+        if not self._rounds:
+            return 0
+        newest = len(self.buffer.trajectories) - self._rounds[-1]
+        return int((self.buffer.labelled_pairs[positions] < newest).any(axis=1).sum())
 
     def _end_round(self, start: int, *, has_asked: bool) -> None:
         """Move the trajectories from `start` on, which have just been compared, to the disk."""
@@ -438,14 +416,9 @@ class FeedbackLoop:
             self._start = start
         self._rounds.append(len(episodes))
         if self._folder is not None:
-            self.buffer.trajectories[start:] = _stored(self._round(len(self._rounds)), episodes)
+            self.buffer.trajectories[start:] = _stored(self._folder_of(len(self._rounds)), episodes)
 
-    def _keep(self, buffer: PreferenceBuffer, pairs: Pairs, labels: list[Label]) -> None:
-        """Log labels; then add them to a buffer."""
-        self._log_labels(labels)
-        buffer.add_labels(pairs, labels)
-
-    def _log_labels(self, labels: list[Label]) -> None:
+    def _log_labels(self, labels: Sequence[AnyLabel]) -> None:
         """Log labels, save those that the log has already."""
         num_logged = 0
         for label, before in zip(labels, self._bought, strict=False):
@@ -476,7 +449,8 @@ class FeedbackLoop:
             self._bought = deque(islice(self._bought, keep))
         return num_unused
 
-    def _round(self, number: int) -> Path:
+    def _folder_of(self, number: int) -> Path:
+        """Of the episodes that a round compared, numbered from 1."""
         assert self._folder is not None
         return self._folder / "online" / f"{number:04d}"
 
@@ -486,12 +460,13 @@ class FeedbackLoop:
             return [Trajectory(*arrays) for arrays in state["compared"]]
         trajectories: list[Trajectory] = []
         for number, size in enumerate(state["rounds"], start=1):
-            found = list(TrajectoryDataset(self._round(number)))
+            folder = self._folder_of(number)
+            found = list(TrajectoryDataset(folder))
             if len(found) != size:
                 raise MismatchError(
-                    f"a run goes on with the episodes that it compared: {size} were in "
-                    f"{self._round(number)}, but {len(found)} are there; restore the folder from a "
-                    "copy, or start a new run"
+                    f"a run goes on with the episodes that it compared: {size} were in {folder}, "
+                    f"but {len(found)} are there; restore the folder from a copy, or start a new "
+                    "run"
                 )
             trajectories += found
         return trajectories
@@ -520,15 +495,15 @@ def _arrays(trajectory: Trajectory) -> list[Any]:
     return [t.obs, t.actions, t.costs, t.rewards, t.terminated, t.final_obs]
 
 
-def _checked_count(name: str, count: int) -> int:
+def _checked_count(name: str, count: int, *, of: str = "queries") -> int:
     try:
         number = operator.index(count)
     except TypeError as error:
         raise TypeError(
-            f"{name} is a number of queries, got {count!r}; round it down to an integer"
+            f"{name} is a number of {of}, got {count!r}; round it down to an integer"
         ) from error
     if number < 0:
-        raise ValueError(f"{name} is a number of queries and must be >= 0, got {count}")
+        raise ValueError(f"{name} is a number of {of} and must be >= 0, got {count}")
     return number
 
 

@@ -2,17 +2,15 @@
 
 An oracle is handed queries (`submit`) and asked now and then what has been answered (`collect`), so
 that a slow one delays labels, never training; `label` waits. Some also judge a whole batch of
-episodes at once (`accepts`). `SyntheticOracle` answers from true
-costs, as well or as badly as its `Teacher`, and is the only reader of the true limit d besides the
-evaluation; `ReplayOracle` gives labels again that were bought before. People answer through a
-`FolderOracle`, functions through a `FunctionOracle`.
+episodes at once (`submit_batch`). `SyntheticOracle` answers from true costs, as well or as badly as
+its `Teacher`, and is the only reader of the true limit d besides the evaluation. People answer
+through a `FolderOracle`, functions through a `FunctionOracle`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,9 +18,9 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from pbcrl.data.label_log import check_left, checked_budget
-from pbcrl.errors import BudgetError, StorageError, UnsupportedError
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.data.label_log import check_left, checked_budget, label_from_json, label_to_json
+from pbcrl.errors import StorageError
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
 
 
 class Oracle(Protocol):
@@ -50,30 +48,30 @@ class Oracle(Protocol):
         """
         ...
 
-    def collect(self) -> dict[int, Label]:
-        """Return the answers that came since the last call, by number. Never waits."""
-        ...
-
-    def label(self, queries: Sequence[Query]) -> list[Label]:
-        """Answer every query, in order, however long that takes."""
-        ...
-
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Whether the mean cost of these episodes is within the limit; None is no answer.
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Ask whether the mean cost of these episodes is within the limit; return the number.
 
         It is counted as `num_queries(len(episodes))` queries.
 
         Raises:
-            BudgetError: If they exceed what is left of the budget; nothing is answered then.
+            BudgetError: If they exceed what is left of the budget; nothing is asked then.
             UnsupportedError: If this oracle is not asked about batches.
+            ValueError: If there is no episode.
         """
         ...
 
-    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
-        """Ask what `accepts` asks without waiting; return the number of the answer.
+    def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
+        """Return the answers that came since the last call, by number.
 
-        It comes by `collect`, as a label whose `first_safe` alone is given. Raises as `accepts`.
+        A query is answered by a `Label`, a batch by a `BatchLabel`.
+
+        Args:
+            wait: Seconds to wait at most, until all is answered that was handed in; may be inf.
         """
+        ...
+
+    def label(self, queries: Sequence[Query]) -> list[Label]:
+        """Answer every query, in order, however long that takes."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -188,61 +186,8 @@ def make_teacher(name: str, *, cost_scale: float, horizon: int) -> Teacher:
     return Teacher()
 
 
-class _AnswersAtOnce(ABC):
-    """An oracle whose `label` never waits, so that `submit` can call it."""
-
-    has_store = False
-
-    def __init__(self) -> None:
-        self._queries_used = 0
-        self._answers: dict[int, Label] = {}
-
-    @property
-    def queries_used(self) -> int:
-        """Queries answered so far."""
-        return self._queries_used
-
-    def submit(self, queries: Sequence[Query]) -> list[int]:
-        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
-        labels = self.label(queries)
-        numbers = list(range(self._queries_used - len(labels), self._queries_used))
-        self._answers |= zip(numbers, labels, strict=True)
-        return numbers
-
-    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
-        """Judge a batch for the next `collect`; return the number. Raises as `accepts`."""
-        accepted = self.accepts(episodes)
-        number = self._queries_used - 1
-        self._answers[number] = Label(
-            math.nan, math.nan if accepted is None else float(accepted), math.nan
-        )
-        return number
-
-    def collect(self) -> dict[int, Label]:
-        """Return the answers to all that was submitted since the last call, by number."""
-        answers, self._answers = self._answers, {}
-        return answers
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has been asked and what is still to be collected, as plain numbers and lists."""
-        return {"queries_used": self._queries_used, "answers": _plain(self._answers)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self._queries_used = state["queries_used"]
-        self._answers = _labels(state["answers"])
-
-    @abstractmethod
-    def label(self, queries: Sequence[Query]) -> list[Label]:
-        """Answer every query, in order, and count them; or raise, and answer and count none."""
-
-    @abstractmethod
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Judge a batch, and count it; or raise, and count nothing."""
-
-
 @final
-class SyntheticOracle(_AnswersAtOnce):
+class SyntheticOracle:
     """Labels from true costs, at once.
 
     The first trajectory is preferred if its true cost is lower, a tie gives 0.5, and a trajectory
@@ -262,6 +207,8 @@ class SyntheticOracle(_AnswersAtOnce):
         ValueError: If an argument is out of its range.
     """
 
+    has_store = False
+
     def __init__(
         self,
         cost_limit: float,
@@ -271,7 +218,6 @@ class SyntheticOracle(_AnswersAtOnce):
         teacher: Teacher | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
-        super().__init__()
         if not 0 <= cost_limit < math.inf:
             raise ValueError(
                 f"the true cost limit must be finite and >= 0, got {cost_limit}; it is the highest "
@@ -288,6 +234,46 @@ class SyntheticOracle(_AnswersAtOnce):
         if rng is None and self.teacher.is_random:
             raise ValueError("label noise is random: pass rng=np.random.default_rng(seed)")
         self._rng = rng
+        self._queries_used = 0
+        self._answers: dict[int, AnyLabel] = {}  # that are to be collected
+
+    @property
+    def queries_used(self) -> int:
+        """Queries answered so far."""
+        return self._queries_used
+
+    def submit(self, queries: Sequence[Query]) -> list[int]:
+        """Answer the queries for the next `collect`; return their numbers. Raises as `label`."""
+        labels = self.label(queries)
+        numbers = list(range(self._queries_used - len(labels), self._queries_used))
+        self._answers |= zip(numbers, labels, strict=True)
+        return numbers
+
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Judge a batch for the next `collect`; return its number.
+
+        It is safe if the mean true cost of its episodes is at most d; skipped, it has no answer.
+
+        Raises:
+            BudgetError: If `num_queries(len(episodes))` exceeds what is left of the budget.
+            MissingCostError: If an episode has no true costs; nothing is counted then.
+            ValueError: If there is no episode.
+        """
+        check_batch(episodes)
+        asked = num_queries(len(episodes))
+        check_left(self.budget, used=self._queries_used, asked=asked)
+        costs = [episode.true_cost for episode in episodes]
+        self._queries_used += asked
+        skipped = min(costs) > self.teacher.skip_above
+        safe = math.nan if skipped else self._safe(float(np.mean(costs)), self.cost_limit)
+        number = self._queries_used - 1
+        self._answers[number] = BatchLabel(safe)
+        return number
+
+    def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:  # noqa: ARG002 - none is late
+        """Return the answers to all that was submitted since the last call, by number."""
+        answers, self._answers = self._answers, {}
+        return answers
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order.
@@ -302,32 +288,18 @@ class SyntheticOracle(_AnswersAtOnce):
         self._queries_used += len(queries)
         return [self._answer(query, *both) for query, both in zip(queries, costs, strict=True)]
 
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Whether the mean true cost of these episodes is at most d; None if it is skipped.
-
-        Raises:
-            BudgetError: If `num_queries(len(episodes))` exceeds what is left of the budget.
-            MissingCostError: If an episode has no true costs; nothing is counted then.
-            ValueError: If there is no episode.
-        """
-        if not episodes:
-            raise ValueError("a batch that is judged by its mean cost has episodes, got none")
-        asked = num_queries(len(episodes))
-        check_left(self.budget, used=self._queries_used, asked=asked)
-        costs = [episode.true_cost for episode in episodes]
-        self._queries_used += asked
-        if min(costs) > self.teacher.skip_above:
-            return None
-        return bool(self._safe(float(np.mean(costs)), self.cost_limit))
-
     def state_dict(self) -> dict[str, Any]:
         """What has been asked, what is still to be collected, and the stream of chance."""
-        rng = None if self._rng is None else self._rng.bit_generator.state
-        return super().state_dict() | {"rng": rng}
+        return {
+            "queries_used": self._queries_used,
+            "answers": _plain(self._answers),
+            "rng": None if self._rng is None else self._rng.bit_generator.state,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken: with the same queries come the same answers."""
-        super().load_state_dict(state)
+        self._queries_used = state["queries_used"]
+        self._answers = _labels(state["answers"])
         if self._rng is not None:
             self._rng.bit_generator.state = state["rng"]
 
@@ -366,45 +338,6 @@ class SyntheticOracle(_AnswersAtOnce):
 
 
 @final
-class ReplayOracle(_AnswersAtOnce):
-    """Gives recorded labels again, in the order in which they were bought.
-
-    For repeating a run without paying for its labels twice: with the same seeds the queries come in
-    the same order, so the answers fit. It never looks at the trajectories.
-
-    Args:
-        labels: What `read_labels` returned.
-    """
-
-    def __init__(self, labels: Sequence[Label]) -> None:
-        super().__init__()
-        self._labels = list(labels)
-
-    def label(self, queries: Sequence[Query]) -> list[Label]:
-        """Answer every query with the next recorded label.
-
-        Raises:
-            BudgetError: If fewer labels are left than queries asked; none is answered then.
-        """
-        start, stop = self._queries_used, self._queries_used + len(queries)
-        if stop > len(self._labels):
-            raise BudgetError(
-                f"a replay cannot answer more queries than were recorded: {len(self._labels)} "
-                f"labels, {stop} queries; repeat the run with the arguments it was recorded with"
-            )
-        self._queries_used = stop
-        return self._labels[start:stop]
-
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Refused: a log does not tell such answers from others.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise cannot_accept(self, episodes)
-
-
-@final
 class DelayedOracle:
     """Another oracle, whose answers come some calls of `collect` late: what a slow teacher costs.
 
@@ -420,7 +353,7 @@ class DelayedOracle:
         if rounds < 0:
             raise ValueError(f"rounds counts calls of collect and must be >= 0, got {rounds}")
         self._oracle = oracle
-        self._late: deque[dict[int, Label]] = deque({} for _ in range(rounds))
+        self._late: deque[dict[int, AnyLabel]] = deque({} for _ in range(rounds))
 
     @property
     def has_store(self) -> bool:
@@ -436,22 +369,18 @@ class DelayedOracle:
         """Hand in queries; return their numbers."""
         return self._oracle.submit(queries)
 
-    def collect(self) -> dict[int, Label]:
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Hand in a batch; return its number."""
+        return self._oracle.submit_batch(episodes)
+
+    def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
         """Return the answers that were due `rounds` calls ago, by number."""
-        self._late.append(self._oracle.collect())
+        self._late.append(self._oracle.collect(wait=wait))
         return self._late.popleft()
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order, without delay."""
         return self._oracle.label(queries)
-
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Judge a batch without delay, as the other oracle does."""
-        return self._oracle.accepts(episodes)
-
-    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
-        """Hand in a batch; return its number."""
-        return self._oracle.submit_batch(episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the other oracle, and the answers that are on their way."""
@@ -463,15 +392,6 @@ class DelayedOracle:
         self._oracle.load_state_dict(state["oracle"])
         late = [{} if self.has_store else _labels(answers) for answers in state["late"]]
         self._late = deque(late)
-
-
-def cannot_accept(oracle: Oracle, episodes: Sequence[Trajectory]) -> UnsupportedError:
-    """What an oracle raises that answers queries alone."""
-    return UnsupportedError(
-        f"a SyntheticOracle and a FolderOracle can judge a batch of episodes, but {len(episodes)} "
-        f"were shown to a {type(oracle).__name__}; use the rate of unsafe episodes instead, which "
-        "queries tell (--constraint rate)"
-    )
 
 
 def check_store(path: str | os.PathLike[str], *, known: int, found: int) -> None:
@@ -487,9 +407,19 @@ def check_store(path: str | os.PathLike[str], *, known: int, found: int) -> None
         )
 
 
-def _plain(answers: Mapping[int, Label]) -> dict[int, list[float]]:
-    return {n: [one.preference, one.first_safe, one.second_safe] for n, one in answers.items()}
+def check_batch(episodes: Sequence[Trajectory]) -> None:
+    """Refuse a batch of no episode.
+
+    Raises:
+        ValueError: If so.
+    """
+    if not episodes:
+        raise ValueError("a batch that is judged by its mean cost has episodes, got none")
 
 
-def _labels(answers: Mapping[int, Sequence[float]]) -> dict[int, Label]:
-    return {number: Label(*values) for number, values in answers.items()}
+def _plain(answers: Mapping[int, AnyLabel]) -> dict[int, dict[str, float | None]]:
+    return {number: label_to_json(label) for number, label in answers.items()}
+
+
+def _labels(answers: Mapping[int, Mapping[str, float | None]]) -> dict[int, AnyLabel]:
+    return {number: label_from_json(entry) for number, entry in answers.items()}

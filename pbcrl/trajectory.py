@@ -1,7 +1,8 @@
 """The data that flows through the package: trajectories, questions about them, answers.
 
 A *trajectory* is one whole episode; a *query* shows two of them to an oracle; a *label* is its
-answer. Does not depend on environments, models or losses.
+answer. A *batch* shows many at once, and a *batch label* is its answer. Does not depend on
+environments, models or losses.
 """
 
 from __future__ import annotations
@@ -174,6 +175,37 @@ class Label:
                 raise ValueError(
                     f"{name} must be 1 (safe), 0 (unsafe) or NaN (not given), got {value}"
                 )
+
+
+@dataclass(frozen=True)
+class BatchLabel:
+    """The answer about a batch of episodes: whether their mean cost is within the limit.
+
+    Raises:
+        TypeError: If the answer is no number.
+        ValueError: If it is neither 0, 1 nor NaN.
+    """
+
+    safe: float
+    """1 mean cost within the limit, 0 above it, NaN no answer."""
+
+    def __post_init__(self) -> None:
+        try:
+            is_answer = math.isnan(self.safe) or self.safe in (0, 1)
+        except TypeError:
+            raise TypeError(
+                f"a batch label is a number, but safe is {self.safe!r}; use math.nan for an answer "
+                "that was not given"
+            ) from None
+        if not is_answer:
+            raise ValueError(
+                "the label of a batch must be 1 (mean cost within the limit), 0 (above it) or NaN "
+                f"(not given), got {self.safe}"
+            )
+
+
+AnyLabel = Label | BatchLabel
+"""What an oracle answers: about a pair, or about a batch."""
 
 
 @dataclass(frozen=True, eq=False)

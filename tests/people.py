@@ -1,16 +1,15 @@
 """People who answer in a label folder, scripted."""
 
-import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pbcrl.label.store import STORE, LabelStore
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
 
 
-def answer(folder: Path, number: int, label: Label, *, annotator: str = "Ada") -> None:
+def answer(folder: Path, number: int, label: AnyLabel, *, annotator: str = "Ada") -> None:
     """Give a first answer to a question, or correct the person's earlier one."""
     store = LabelStore(folder)
     before = store.event_of(number, annotator)
@@ -49,7 +48,7 @@ def answering(
             while not stop.is_set() and (question := store.next_for(annotator)):
                 costs = [cost(store.trajectory(digest)) for digest in question.members]
                 if question.kind == "batch":
-                    label = Label(math.nan, float(sum(costs) / len(costs) <= limit), math.nan)
+                    label: AnyLabel = BatchLabel(float(sum(costs) / len(costs) <= limit))
                 else:
                     first, second = costs
                     preference = 0.5 if first == second else float(first < second)

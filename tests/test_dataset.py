@@ -213,13 +213,6 @@ def test_an_added_trajectory_is_kept_as_it_was_when_it_was_added(tmp_path):
     assert [t.obs[0, 0] for t in TrajectoryDataset(tmp_path / "data")] == [0, 1]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_dataset_of_an_older_version_is_refused_by_name_with_the_remedy(tmp_path, version):
-    (tmp_path / "meta.json").write_text(json.dumps({"version": version}))
-    with pytest.raises(FormatVersionError, match=r"version 3 of .*meta.json.*collect its episodes"):
-        TrajectoryDataset(tmp_path)
-
-
 def test_a_dataset_of_a_later_version_is_refused(tmp_path):
     path = dataset(tmp_path / "data")
     rewrite_manifest(path, version=5)
@@ -701,15 +694,3 @@ def test_a_dataset_has_outcomes_in_every_trajectory_or_in_none(tmp_path):
         writer.add(ended(0, 2, terminated=True))
         with pytest.raises(ValueError, match="rewards, terminated and final_obs or none has"):
             writer.add(Trajectory(np.zeros((2, 2)), np.zeros((2, 1)), np.zeros(2)))
-
-
-def test_a_dataset_from_before_there_were_outcomes_opens_and_none_has_one():
-    found = TrajectoryDataset(Path(__file__).with_name("dataset_version_3"))
-    assert [len(one) for one in found] == [2, 3, 4]
-    assert not found.has_outcomes
-    for i, one in enumerate(found):
-        expected = np.arange(2 * len(one)).reshape(-1, 2) + 100 * i
-        assert (one.obs == expected).all()
-        assert (one.actions[:, 0] == expected[:, 0] / 2).all()
-        assert (one.costs == expected[:, 1]).all()
-        assert one.rewards is one.terminated is one.final_obs is None

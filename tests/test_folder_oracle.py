@@ -10,7 +10,7 @@ from pbcrl.feedback import FeedbackLoop
 from pbcrl.label.folder_oracle import FolderOracle, read_labelled
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 from .people import answer, query_of, questions
 
@@ -102,14 +102,14 @@ def test_waiting_for_people_ends_with_the_last_answer_in_the_order_of_the_querie
     assert said == [f"waiting for people: 0 of 2 answered; {where}"]
 
 
-def test_a_wait_that_is_over_says_how_many_answers_are_missing(tmp_path):
-    oracle = FolderOracle(tmp_path)
-    oracle.submit([query(1, 2), query(3, 4)])
+def test_a_wait_that_is_over_brings_what_was_answered(tmp_path):
+    oracle = FolderOracle(tmp_path, poll_seconds=0.01)
+    first, second = oracle.submit([query(1, 2), query(3, 4)])
     answer(tmp_path, 1, Label(1, 1, 1))
-    assert oracle.wait(0) == 1
+    assert oracle.collect(wait=0.02) == {first: Label(1, 1, 1)}
     answer(tmp_path, 2, Label(1, 1, 1))
-    assert oracle.wait() == 0
-    assert len(oracle.collect()) == 2
+    assert oracle.collect(wait=math.inf) == {second: Label(1, 1, 1)}
+    assert oracle.collect(wait=math.inf) == {}  # nothing is open
 
 
 def test_two_people_make_one_label_and_it_is_not_there_before_both_have_answered(tmp_path):
@@ -135,17 +135,17 @@ def batch(*values):
     return [episode(value) for value in values]
 
 
-@pytest.mark.parametrize(("given", "accepted"), [(1, True), (0, False), (NAN, None)])
-def test_a_batch_is_judged_by_people_and_counts_as_half_as_many_queries(tmp_path, given, accepted):
+@pytest.mark.parametrize("given", [1, 0, NAN])
+def test_a_batch_is_judged_by_people_and_counts_as_half_as_many_queries(tmp_path, given):
     oracle = FolderOracle(tmp_path, budget=2)
-    oracle.announce([batch(1, 2, 3)])
-    assert (oracle.queries_used, oracle.num_open) == (2, 0)
-    answer(tmp_path, 1, Label(NAN, given, NAN))
-    assert oracle.accepts(batch(1, 2, 3)) is accepted  # which was announced
+    number = oracle.submit_batch(batch(1, 2, 3))
+    assert (oracle.queries_used, oracle.num_open) == (2, 1)
+    answer(tmp_path, 1, BatchLabel(given))
+    assert repr(oracle.collect()) == repr({number: BatchLabel(float(given))})
     with pytest.raises(BudgetError, match="0 are left, 1 were asked"):
-        oracle.accepts(batch(1, 2))
+        oracle.submit_batch(batch(1, 2))
     with pytest.raises(ValueError, match="got none"):
-        oracle.accepts([])
+        oracle.submit_batch([])
 
 
 def test_a_batch_is_no_pair_even_of_two(tmp_path):
@@ -154,7 +154,7 @@ def test_a_batch_is_no_pair_even_of_two(tmp_path):
     oracle.submit_batch(batch(1, 2))
     assert questions(tmp_path) == [1, 2]
     answer(tmp_path, 1, Label(1, 1, 0))
-    answer(tmp_path, 2, Label(NAN, 1, NAN))
+    answer(tmp_path, 2, BatchLabel(1))
     assert len(oracle.collect()) == 2
     assert read_labelled(tmp_path)[2] == [Label(1, 1, 0)]
 
@@ -169,25 +169,27 @@ def test_a_training_loop_goes_on_while_people_judge_a_batch_and_shows_no_second_
 
     loop = begin()
     loop.add(batch(1, 2, 3, 4))
-    assert loop.ask_batch(4, due=4) == 2
-    assert (loop.queries_asked, loop.num_open) == (2, 1)
+    answers = loop.round(2, batch=4)
+    assert (answers.batch_shown, answers.batch, loop.queries_asked, loop.num_open) == (
+        True,
+        None,
+        2,
+        1,
+    )
     loop.add(batch(5, 6, 7, 8))
-    assert loop.ask_batch(4, due=8) == 0
-    assert loop.queries_asked == 2
-    assert loop.ask(4) == 2  # pairs
-    assert len(loop.collect()) == 0
-    assert loop.accepted() is None
+    answers = loop.round(4, batch=4)  # two pairs
+    assert (answers.batch_shown, len(answers.pairs), loop.queries_asked) == (False, 0, 4)
     state = loop.state_dict()
     loop.close()
     loop.oracle.close()
 
     again = begin()
     again.load_state_dict(state)
-    answer(tmp_path / "asked", 1, Label(NAN, 0, NAN))
+    answer(tmp_path / "asked", 1, BatchLabel(0))
     answer(tmp_path / "asked", 2, Label(1, 1, 1))
-    assert len(again.collect()) == 1
-    assert again.accepted() is False
-    assert again.accepted() is None
+    answers = again.round(4, batch=4)
+    assert (len(answers.pairs), answers.batch, answers.batch_shown) == (1, BatchLabel(0), False)
+    assert again.round(4, batch=4).batch is None
     assert (again.num_open, again.num_labels) == (1, 2)
 
 

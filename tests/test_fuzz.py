@@ -10,13 +10,14 @@ import os
 import pickle
 import re
 import shutil
+import sqlite3
 import struct
 import sys
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,15 @@ import torch
 
 from pbcrl.cost_model import CostModel
 from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
-from pbcrl.data.label_log import LabelLog, query_digest, read_labels
+from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.data.label_log import _line as _label_line
 from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import StorageError
-from pbcrl.label.store import LabelStore
+from pbcrl.label.store import STORE, LabelStore
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Trajectory
 
 from .every_space import boxes
 
@@ -66,9 +67,6 @@ def trajectories() -> list[Trajectory]:
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 6, 6)
     return [Trajectory(*rng.normal(size=(2, n, 2)), rng.normal(size=n)) for n in sizes]
-
-
-FORMER = f"000001-{query_digest(Query(*trajectories()[:2]))}.npz"
 
 
 def write_dataset(path: Path) -> None:
@@ -108,7 +106,8 @@ def write_agent(path: Path) -> None:
 
 def write_labels(path: Path) -> None:
     with LabelLog(path) as log:
-        log.append([Label(n / 9, float(n % 2), float("nan")) for n in range(10)])
+        log.append([Label(n / 9, float(n % 2), float("nan")) for n in range(9)])
+        log.append([BatchLabel(1.0)])
 
 
 def write_queries(path: Path) -> None:
@@ -118,19 +117,6 @@ def write_queries(path: Path) -> None:
             log.answer(digest, Label(1.0, 1.0, 0.0))
 
 
-def write_query(path: Path) -> None:
-    """As a label folder had it before there was a store."""
-    first, second, *_ = trajectories()
-    path.mkdir()
-    np.savez_compressed(
-        path / FORMER,
-        first_obs=first.obs,
-        first_actions=first.actions,
-        second_obs=second.obs,
-        second_actions=second.actions,
-    )
-
-
 def write_store(path: Path) -> None:
     store = LabelStore(path, create=True)
     first, second, *_ = trajectories()
@@ -138,6 +124,7 @@ def write_store(path: Path) -> None:
     store.answer(1, Label(0.25, 1.0, 0.0), annotator="Ada", seconds=2.0)
     store.answer(2, Label(1.0, 1.0, 1.0), annotator="Bob")
     store.undo(annotator="Bob")
+    store.answer(3, BatchLabel(0.0), annotator="Bob")
     store.close()
     (path / ".store.lock").unlink()
 
@@ -185,17 +172,6 @@ def read_query_log(path: Path) -> Content:
     return {digest: str(label) for digest, label in log.answers.items() if label is not None}
 
 
-def read_former_folder(path: Path) -> Content:
-    """Taken over from scratch, whole or not at all."""
-    for name in ("labels.sqlite", ".store.lock"):
-        path.joinpath(name).unlink(missing_ok=True)
-    try:
-        return read_store(path)
-    finally:
-        for name in ("labels.sqlite", ".store.lock"):
-            path.joinpath(name).unlink(missing_ok=True)
-
-
 def contents(loaded: TrajectoryDataset) -> Content:
     pairs = zip(loaded.episodes.tolist(), loaded, strict=True)
     return {n: (t.obs.tolist(), t.actions.tolist(), str(t.costs)) for n, t in pairs}
@@ -222,7 +198,6 @@ TARGETS = {
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
     "query log": Target(write_queries, read_query_log, "file"),
-    "query": Target(write_query, read_former_folder, "file"),
     "label store": Target(write_store, read_store, "file"),
     "dataset": Target(write_dataset, read_dataset, "file"),
 }
@@ -448,16 +423,24 @@ def forge_queries(path: Path, rng: np.random.Generator) -> None:
     forge_log(path, rng)
 
 
-def forge_query(path: Path, rng: np.random.Generator) -> None:
+def put_arrays(path: Path, archive: bytes) -> None:
+    """Put an archive in the place of every trajectory of a label store."""
+    with closing(sqlite3.connect(path / STORE)) as db, db:
+        db.execute("UPDATE trajectories SET arrays = ?", (archive,))
+
+
+def forge_store(path: Path, rng: np.random.Generator) -> None:
     """Hostile sizes in the header of an array, inside of an archive that is sound."""
-    write_query(path)
+    write_store(path)
     shape = (int(rng.choice([0, 1, 2**20, 2**40, 2**62])), int(rng.choice([1, 2, 2**30])))
     about = {"descr": str(rng.choice(["<f4", "|u1", "|O"])), "shape": shape}
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, about | {"fortran_order": False})
-    with zipfile.ZipFile(path / FORMER, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
+    forged_npz = io.BytesIO()
+    with zipfile.ZipFile(forged_npz, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("obs", "actions"):
             archive.writestr(f"{name}.npy", header.getvalue() + bytes(int(rng.choice([0, 100]))))
+    put_arrays(path, forged_npz.getvalue())
 
 
 @pytest.mark.parametrize("cases", [15, pytest.param(300, marks=pytest.mark.nightly)])
@@ -468,7 +451,7 @@ def forge_query(path: Path, rng: np.random.Generator) -> None:
         ("dataset", forge_dataset),
         ("labels", forge_labels),
         ("query log", forge_queries),
-        ("query", forge_query),
+        ("label store", forge_store),
     ],
 )
 def test_absurd_claims_under_a_checksum_that_fits_take_no_memory(tmp_path, name, forge, cases):
@@ -491,12 +474,15 @@ def test_absurd_claims_under_a_checksum_that_fits_take_no_memory(tmp_path, name,
 
 
 @pytest.mark.slow
-def test_a_small_query_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_path):
-    with zipfile.ZipFile(tmp_path / FORMER, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in ("first_obs", "first_actions", "second_obs", "second_actions"):
+def test_a_small_trajectory_that_would_blow_up_to_gigabytes_is_refused_unread(tmp_path):
+    write_store(tmp_path / "folder")
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in ("obs", "actions"):
             with archive.open(f"{name}.npy", "w") as file:
                 for _ in range(9):
                     file.write(bytes(2**25))
-    assert (tmp_path / FORMER).stat().st_size < 1e7
+    assert len(bomb.getvalue()) < 1e7
+    put_arrays(tmp_path / "folder", bomb.getvalue())
     with little_memory(300), pytest.raises(StorageError, match="more than the 268435456 bytes"):
-        LabelStore(tmp_path)
+        read_store(tmp_path / "folder")

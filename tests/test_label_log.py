@@ -8,11 +8,11 @@ import pytest
 
 from pbcrl.data.label_log import LabelLog, query_digest, read_labels
 from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only, with_flipped_bits
 
-LABELS = [Label(1.0, 1.0, 0.0), Label(0.5, math.nan, 0.0), Label(math.nan, 0.0, 1.0)]
+LABELS = [Label(1.0, 1.0, 0.0), Label(0.5, math.nan, 0.0), BatchLabel(math.nan)]
 
 
 def label_log(path: Path) -> Path:
@@ -35,6 +35,16 @@ def test_a_label_line_is_readable_json(tmp_path):
     entry = json.loads(second)
     assert entry.pop("crc32") > 0
     assert entry == {"preference": 0.5, "first_safe": None, "second_safe": 0.0}
+
+
+def test_the_label_of_a_batch_has_a_line_of_its_own_form(tmp_path):
+    path = tmp_path / "log"
+    given = [BatchLabel(1.0), BatchLabel(0.0), BatchLabel(math.nan)]
+    LabelLog(path).append(given)
+    entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert [entry.pop("crc32") > 0 for entry in entries] == [True] * 3
+    assert entries == [{"batch_safe": 1.0}, {"batch_safe": 0.0}, {"batch_safe": None}]
+    assert repr(read_labels(path)) == repr(given)
 
 
 def test_an_existing_log_is_continued(tmp_path):
@@ -123,9 +133,7 @@ def test_labels_that_do_not_fit_on_the_disk_leave_the_log_as_it_was(tmp_path):
 def test_a_label_log_of_another_version_is_refused(tmp_path):
     path = tmp_path / "log"
     path.write_text('{"format": "pbcrl-labels", "version": 7}\nwhatever\n')
-    with pytest.raises(
-        FormatVersionError, match=r"version 1 or 2 of pbcrl-labels, but .* version 7"
-    ):
+    with pytest.raises(FormatVersionError, match=r"version 2 of pbcrl-labels, but .* version 7"):
         read_labels(path)
 
 
@@ -202,41 +210,6 @@ def test_lines_that_were_swapped_deleted_or_doubled_are_found(tmp_path, change, 
     changed(path, change)
     with pytest.raises(CorruptFileError, match=rf"line {line} does not match its crc32: .* moved"):
         read_labels(path)
-
-
-def old_log(path: Path, header: str, entries: list[dict[str, object]]) -> Path:
-    """As version 1 was written: each line with the crc32 of itself alone."""
-    lines = [header]
-    for entry in entries:
-        crc32 = zlib.crc32(json.dumps(entry).encode())
-        lines.append(json.dumps({**entry, "crc32": crc32}))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_a_log_of_version_1_is_read_and_continued_as_it_is(tmp_path):
-    entries = [
-        {"preference": 1.0, "first_safe": 1.0, "second_safe": 0.0},
-        {"preference": 0.5, "first_safe": None, "second_safe": 0.0},
-    ]
-    path = old_log(tmp_path / "log", '{"format": "pbcrl-labels", "version": 1}', entries)
-    assert repr(read_labels(path)) == repr(LABELS[:2])
-    LabelLog(path).append(LABELS[2:])
-    assert repr(read_labels(path)) == repr(LABELS)
-
-
-def test_an_old_ledger_is_a_log(tmp_path):
-    entries = [
-        {"query": "a"},
-        {"query": "b"},
-        {"query": "a", "preference": 1.0, "first_safe": 1.0, "second_safe": 0.0},
-    ]
-    path = old_log(tmp_path / "log", '{"format": "pbcrl-ledger", "version": 1}', entries)
-    log = LabelLog(path)
-    assert log.answers == {"a": LABELS[0], "b": None}
-    log.answer("b", LABELS[0])
-    log.close()
-    assert LabelLog(path).answers == {"a": LABELS[0], "b": LABELS[0]}
 
 
 # -- Cutting ---------------------------------------------------------------------------------
@@ -320,11 +293,18 @@ def test_what_was_not_asked_cannot_be_answered(tmp_path):
         {"query": 7},
         {"query": "a", "preference": 10**400, "first_safe": 1.0, "second_safe": 1.0},
         {"query": "a", "preference": 1.0},
+        {"query": "a", "batch_safe": 1.0},
+        {"batch_safe": 0.5},
     ],
 )
 def test_a_line_that_is_neither_query_nor_label_is_named(tmp_path, entry):
-    header = '{"format": "pbcrl-labels", "version": 1}'
-    path = old_log(tmp_path / "log", header, [{"query": "a"}, entry])
+    path = label_log(tmp_path / "log")
+    lines = path.read_text().splitlines()[:1]
+    crc32 = zlib.crc32(f"{lines[0]}\n".encode())
+    for one in ({"query": "a"}, entry):
+        crc32 = zlib.crc32(json.dumps(one).encode(), crc32)
+        lines.append(json.dumps({**one, "crc32": crc32}))
+    path.write_text("\n".join(lines) + "\n")
     with pytest.raises(CorruptFileError, match="line 3 is no label and no query"):
         LabelLog(path)
 

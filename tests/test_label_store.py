@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import random
 import shutil
@@ -20,7 +19,7 @@ from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, Stora
 from pbcrl.label.__main__ import main
 from pbcrl.label.export import COLUMNS, agreement, disagreements, export, table
 from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only
 from .power_cut import PowerCut
@@ -104,7 +103,7 @@ def test_what_cannot_be_an_answer_is_refused(tmp_path):
     store.ask([("batch", [episode(1), episode(2)])])
     for number, options, error, message in [
         (3, {}, LabelError, "has no question 3; it has 2"),
-        (2, {}, LabelError, "about a batch and its answer has `first_safe` alone"),
+        (2, {}, LabelError, "about a batch and answered by a BatchLabel, got Label"),
         (1, {"annotator": "  "}, ValueError, "1 to 60 printable characters"),
         (1, {"annotator": "A\x1b[2J"}, ValueError, "1 to 60 printable characters"),
         (1, {"annotator": "A" * 61}, ValueError, "1 to 60 printable characters"),
@@ -115,6 +114,8 @@ def test_what_cannot_be_an_answer_is_refused(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             store.answer(number, SAFE, **({"annotator": "Ada"} | options))
+    with pytest.raises(LabelError, match="about a pair and answered by a Label, got BatchLabel"):
+        store.answer(1, BatchLabel(1), annotator="Ada")
     assert store.num_events == 0
 
 
@@ -124,6 +125,13 @@ def test_several_people_s_label_is_their_mean_preference_and_what_most_say_of_sa
     assert (found.preference, found.first_safe, found.second_safe) == (0.75, 0, 1)
     tie = combined([Label(NAN, 1, NAN), Label(NAN, 0, NAN)])
     assert all(math.isnan(value) for value in (tie.preference, tie.first_safe, tie.second_safe))
+
+
+@pytest.mark.parametrize(
+    ("said", "safe"), [((1, 1, 0), 1), ((0, NAN), 0), ((1, 0), NAN), ((NAN, NAN), NAN)]
+)
+def test_several_people_s_answer_about_a_batch_is_what_most_of_them_say(said, safe):
+    assert repr(combined([BatchLabel(one) for one in said])) == repr(BatchLabel(float(safe)))
 
 
 def test_training_on_the_mean_preference_is_training_on_all_of_them():
@@ -208,8 +216,8 @@ def labelled(folder):
     store = asked(folder, 3, wanted=2)
     store.ask([("batch", [episode(1), episode(2), episode(3)])], wanted=2)
     given = {
-        "Ada": [Label(1, 1, 0), Label(0.5, 1, 1), Label(0, 0, 1), Label(NAN, 1, NAN)],
-        "=Bob": [Label(1, 1, 0), Label(0, 1, 1), Label(NAN, 0, NAN), Label(NAN, 0, NAN)],
+        "Ada": [Label(1, 1, 0), Label(0.5, 1, 1), Label(0, 0, 1), BatchLabel(1)],
+        "=Bob": [Label(1, 1, 0), Label(0, 1, 1), Label(NAN, 0, NAN), BatchLabel(0)],
     }
     for name, labels in given.items():
         for number, label in enumerate(labels, start=1):
@@ -227,7 +235,10 @@ def test_people_s_agreement_is_told_and_where_they_disagree(tmp_path, capsys):
     assert found["alpha_preference"] == pytest.approx(1 - (2 * 0.25 / 4) / (pairs / 12))
     assert [name[:6] for name, _ in disagreements(store)] == ["000002", "000004"]
     main([str(tmp_path), "--agreement"])
-    assert "alpha_safety                     1.000" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "alpha_safety                     1.000" in shown
+    assert "   Ada: preference 0.5, first safe 1, second safe 1\n" in shown
+    assert "   Ada: safe 1\n   =Bob: safe 0\n" in shown
 
 
 def test_answers_are_exported_with_name_and_time(tmp_path):
@@ -238,7 +249,9 @@ def test_answers_are_exported_with_name_and_time(tmp_path):
     first = rows[0]
     assert (first["annotator"], first["preference"], first["seconds"]) == ("Ada", "1.0", "1.5")
     assert rows[4]["annotator"] == "'=Bob"  # a spreadsheet must not run it
-    assert rows[3]["preference"] == ""
+    assert rows[0]["batch_safe"] == ""
+    batch = [rows[3][name] for name in ("preference", "first_safe", "second_safe", "batch_safe")]
+    assert batch == ["", "", "", "1.0"]
     with pytest.raises(ValueError, match=r"to \.csv or \.parquet"):
         export(store, tmp_path / "labels.xlsx")
 
@@ -337,90 +350,6 @@ def test_an_answer_for_which_there_is_no_space_is_not_acknowledged(tmp_path):
 def test_a_read_only_folder_is_named(tmp_path):
     asked(tmp_path / "folder", 1).close()
     with read_only(tmp_path / "folder") as folder, pytest.raises(StorageError, match="must be wri"):
-        LabelStore(folder)
-
-
-# -- Folders of the former format --------------------------------------------------------------
-
-
-def former_folder(folder, answers):
-    """Queries as files and answers as lines, as they were written before there was a store."""
-    folder.mkdir()
-    for i in range(3):
-        query = Query(episode(2 * i), episode(2 * i + 1))
-        np.savez_compressed(
-            folder / f"{i + 1:06d}-{query_digest(query)}.npz",
-            first_obs=query.first.obs,
-            first_actions=query.first.actions,
-            second_obs=query.second.obs,
-            second_actions=query.second.actions,
-        )
-    names = sorted(path.stem for path in folder.glob("*.npz"))
-    lines = [json.dumps({"query": names[i]} | values) for i, values in answers]
-    (folder / "answers.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-def test_a_former_folder_is_taken_over_with_all_that_was_answered(tmp_path):
-    answers = [(0, {"preference": 1}), (2, {"first_safe": 0}), (0, {"preference": 0})]
-    folder = former_folder(tmp_path / "former", answers)
-    store = LabelStore(folder)
-    assert len(store.questions()) == 3
-    found = store.labels()
-    assert (found[1].preference, found[3].first_safe) == (0, 0)  # the last line held
-    assert math.isnan(found[3].preference)
-    assert {event.annotator for event in store.events()} == {"unknown"}
-    np.testing.assert_array_equal(
-        store.trajectory(store.question(2).members[1]).obs, np.full((3, 2), 3)
-    )
-    assert (folder / "answers.jsonl.taken-over").exists()
-    store.close()
-    again = LabelStore(folder)
-    assert (len(again.questions()), again.num_events) == (3, 2)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("yes", r"line 3 of .*answers\.jsonl is not"),
-        ('{"query": "x", "preference": 7}', r"line 3 of .*answers\.jsonl is not"),
-        ('{"query": "000009-typo", "preference": 1}', "answers '000009-typo', which .* not hold"),
-    ],
-)
-def test_a_former_folder_with_a_slip_is_refused_and_taken_over_once_it_is_mended(
-    tmp_path, line, message
-):
-    folder = former_folder(tmp_path / "former", [(0, {"preference": 1}), (1, {"preference": 1})])
-    path = folder / "answers.jsonl"
-    good = path.read_text()
-    path.write_text(good + line + "\n")
-    with pytest.raises(CorruptFileError, match=message):
-        LabelStore(folder)
-    path.write_text(good)
-    assert len(LabelStore(folder).labels()) == 2
-
-
-def test_a_former_folder_with_a_damaged_query_is_refused_by_name(tmp_path):
-    folder = former_folder(tmp_path / "former", [])
-    first, second, _ = sorted(folder.glob("*.npz"))
-    whole = first.read_bytes()
-    first.write_bytes(whole[:-30])
-    with pytest.raises(CorruptFileError, match=f"{first.name} is damaged"):
-        LabelStore(folder)
-    shutil.copy(second, first)
-    with pytest.raises(CorruptFileError, match="not the query that its name says"):
-        LabelStore(folder)
-
-
-def test_lines_that_are_added_to_a_folder_after_it_was_taken_over_are_not_ignored(tmp_path):
-    folder = former_folder(tmp_path / "former", [(0, {"preference": 1})])
-    lines = (folder / "answers.jsonl").read_text()
-    LabelStore(folder).close()
-    (folder / "answers.jsonl").write_text(lines)
-    LabelStore(folder).close()  # as if it had been cut off before the renaming
-    other = lines.replace('"preference": 1', '"preference": 0')
-    (folder / "answers.jsonl").write_text(other)
-    with pytest.raises(StorageError, match=r"is not read any more; answer on the page"):
         LabelStore(folder)
 
 
@@ -547,7 +476,7 @@ def test_a_batch_is_asked_about_at_the_terminal(tmp_path, type_answers):
     store = LabelStore(tmp_path, create=True)
     store.ask([("batch", [episode(1), episode(2), episode(3)])])
     assert "episodes of 3, 3, 3 steps" in type_answers(tmp_path, "n\n")
-    assert store.labels()[1].first_safe == 0
+    assert store.labels() == {1: BatchLabel(0)}
 
 
 @pytest.mark.parametrize(

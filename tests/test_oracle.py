@@ -8,13 +8,12 @@ from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import (
     TEACHERS,
     DelayedOracle,
-    ReplayOracle,
     SyntheticOracle,
     Teacher,
     make_teacher,
     num_queries,
 )
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 
 def episode(*costs):
@@ -264,10 +263,8 @@ def test_a_teacher_that_makes_no_sense_is_refused(options, message):
 # -- Submit and collect ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "oracle", [SyntheticOracle(5), ReplayOracle([Label(1, 1, 1), Label(0, 1, 1), Label(1, 1, 0)])]
-)
-def test_what_is_submitted_is_collected_once_under_its_number(oracle):
+def test_what_is_submitted_is_collected_once_under_its_number():
+    oracle = SyntheticOracle(5)
     first = oracle.submit([query(1, 2), query(2, 1)])
     second = oracle.submit([query(3, 7)])
     assert oracle.queries_used == 3
@@ -323,33 +320,6 @@ def test_a_negative_budget_is_refused():
         SyntheticOracle(5, budget=-1)
 
 
-# -- Replay ----------------------------------------------------------------------------------
-
-
-def test_a_replay_gives_the_recorded_labels_in_order_whatever_the_trajectories():
-    recorded = [Label(1, 1, 0), Label(0, 0, 0), Label(0.5, 1, 1)]
-    oracle = ReplayOracle(recorded)
-    assert oracle.label([query(9, 9), Query(episode(), episode())]) == recorded[:2]
-    assert oracle.queries_used == 2
-    assert oracle.label([query(0, 0)]) == recorded[2:]
-
-
-def test_a_replay_that_runs_out_refuses_and_spends_nothing():
-    oracle = ReplayOracle([Label(1, 1, 0), Label(0, 0, 0)])
-    oracle.label([query(1, 2)])
-    with pytest.raises(BudgetError, match="2 labels, 3 queries; repeat the run with the arguments"):
-        oracle.label([query(1, 2)] * 2)
-    assert oracle.queries_used == 1
-    assert oracle.label([query(1, 2)]) == [Label(0, 0, 0)]
-
-
-def test_a_replay_keeps_its_labels_when_the_given_list_changes():
-    recorded = [Label(1, 1, 0)]
-    oracle = ReplayOracle(recorded)
-    recorded.clear()
-    assert oracle.label([query(1, 2)]) == [Label(1, 1, 0)]
-
-
 # -- Going on --------------------------------------------------------------------------------
 
 
@@ -358,13 +328,7 @@ def noisy_and_late():
     return DelayedOracle(SyntheticOracle(5, teacher=teacher, budget=60, rng=rng(1)), rounds=2)
 
 
-def recorded_and_late():
-    labels = [Label(float(i % 2), 1.0, float(i % 3 == 0)) for i in range(60)]
-    return DelayedOracle(ReplayOracle(labels), rounds=2)
-
-
-@pytest.mark.parametrize("make", [noisy_and_late, recorded_and_late])
-def test_an_oracle_goes_on_where_another_was_with_answers_under_way(make):
+def test_an_oracle_goes_on_where_another_was_with_answers_under_way():
     def ask(oracle, rounds):
         found = []
         for i in rounds:
@@ -372,7 +336,7 @@ def test_an_oracle_goes_on_where_another_was_with_answers_under_way(make):
             found.append(oracle.collect())
         return found
 
-    whole, before, after = make(), make(), make()
+    whole, before, after = noisy_and_late(), noisy_and_late(), noisy_and_late()
     expected = ask(whole, range(12))
     found = ask(before, range(5))
     after.load_state_dict(before.state_dict())
@@ -388,18 +352,26 @@ def batch(*costs):
     return [episode(cost) for cost in costs]
 
 
+def judged(oracle, *costs):
+    """What an oracle says of a batch: 1, 0 or NaN."""
+    number = oracle.submit_batch(batch(*costs))
+    label = oracle.collect()[number]
+    assert isinstance(label, BatchLabel)
+    return label.safe
+
+
 @pytest.mark.parametrize(
-    ("costs", "accepted"), [((0, 0, 15), True), ((0, 0, 15.01), False), ((5,), True), ((6,), False)]
+    ("costs", "safe"), [((0, 0, 15), 1), ((0, 0, 15.01), 0), ((5,), 1), ((6,), 0)]
 )
-def test_a_batch_is_accepted_if_its_mean_cost_is_at_most_the_limit(costs, accepted):
-    assert SyntheticOracle(5).accepts(batch(*costs)) is accepted
+def test_a_batch_is_safe_if_its_mean_cost_is_at_most_the_limit(costs, safe):
+    assert judged(SyntheticOracle(5), *costs) == safe
 
 
 def test_the_share_of_the_limit_is_for_pairs_alone():
     """A fifth of an episode may cost a fifth of its limit, 1; a batch shows whole episodes."""
     oracle = SyntheticOracle(5, share=0.2)
     assert oracle.label([query(1, 1.01)]) == [Label(1.0, 1.0, 0.0)]
-    assert oracle.accepts(batch(4, 6)) is True
+    assert judged(oracle, 4, 6) == 1
     for share in (0, 1.01, -1):
         with pytest.raises(
             ValueError, match=rf"share of its .* limit in \(0, 1\], got share={share}"
@@ -410,32 +382,32 @@ def test_the_share_of_the_limit_is_for_pairs_alone():
 @pytest.mark.parametrize(("size", "queries"), [(1, 1), (2, 1), (19, 10), (20, 10)])
 def test_two_episodes_of_a_batch_count_as_one_query(size, queries):
     oracle = SyntheticOracle(5, budget=queries)
-    oracle.accepts(batch(*range(size)))
+    judged(oracle, *range(size))
     assert oracle.queries_used == queries == num_queries(size)
     with pytest.raises(BudgetError, match="0 are left, 1 were asked"):
-        oracle.accepts(batch(1))
+        oracle.submit_batch(batch(1))
     assert oracle.queries_used == queries
 
 
 def test_a_batch_without_true_costs_or_without_episodes_is_refused_and_not_counted():
     oracle = SyntheticOracle(5)
     with pytest.raises(MissingCostError):
-        oracle.accepts([episode(1), episode()])
+        oracle.submit_batch([episode(1), episode()])
     with pytest.raises(ValueError, match="has episodes, got none"):
-        oracle.accepts([])
-    assert oracle.queries_used == 0
+        oracle.submit_batch([])
+    assert (oracle.queries_used, oracle.collect()) == (0, {})
 
 
 def test_safety_noise_flips_the_judgement_of_a_batch_as_often_as_that_of_an_episode():
     oracle = SyntheticOracle(5, teacher=Teacher(safety_noise=0.3), rng=rng())
-    accepted = [oracle.accepts(batch(0, 1)) for _ in range(2000)]
-    assert np.mean(accepted) == pytest.approx(0.7, abs=0.03)
+    safe = [judged(oracle, 0, 1) for _ in range(2000)]
+    assert np.mean(safe) == pytest.approx(0.7, abs=0.03)
 
 
 def test_a_batch_is_skipped_if_every_episode_of_it_would_be():
     oracle = SyntheticOracle(5, teacher=Teacher(skip_above=8))
-    assert oracle.accepts(batch(9, 10)) is None
-    assert oracle.accepts(batch(8, 10)) is False
+    assert math.isnan(judged(oracle, 9, 10))
+    assert judged(oracle, 8, 10) == 0
     assert oracle.queries_used == 2
 
 
@@ -445,24 +417,26 @@ def test_batches_and_queries_draw_from_one_stream_that_a_state_continues():
 
     whole, cut, again = noisy(), noisy(), noisy()
     for oracle in (whole, cut):
-        oracle.accepts(batch(1, 2))
+        oracle.submit_batch(batch(1, 2))
         oracle.submit([query(1, 2)])
     again.load_state_dict(cut.state_dict())
+    assert again.collect() == whole.collect()
     for _ in range(20):
-        assert again.accepts(batch(3)) == whole.accepts(batch(3))
+        assert judged(again, 3) == judged(whole, 3)
         assert again.label([query(3, 7)]) == whole.label([query(3, 7)])
     assert again.submit([query(1, 2)]) == whole.submit([query(1, 2)])
     assert again.collect() == whole.collect()
 
 
 def test_oracles_that_are_not_asked_about_batches_say_so(tmp_path):
-    for oracle in (
-        ReplayOracle([]),
-        FunctionOracle(lambda _: Label(1, 1, 1), tmp_path / "log.jsonl"),
-        DelayedOracle(ReplayOracle([]), rounds=1),
-    ):
-        with pytest.raises(UnsupportedError, match=r"2 were shown to a \w+Oracle; use the rate"):
-            oracle.accepts(batch(1, 2))
+    function = FunctionOracle(lambda _: Label(1, 1, 1), tmp_path / "log.jsonl")
+    for oracle in (function, DelayedOracle(function, rounds=1)):
+        with pytest.raises(UnsupportedError, match=r"2 were shown to a \w+Oracle; constrain"):
+            oracle.submit_batch(batch(1, 2))
         assert oracle.queries_used == 0
-    delayed = DelayedOracle(SyntheticOracle(5), rounds=3)
-    assert delayed.accepts(batch(1, 2)) is True
+
+
+def test_the_answer_about_a_batch_is_delayed_as_those_about_pairs_are():
+    delayed = DelayedOracle(SyntheticOracle(5), rounds=1)
+    number = delayed.submit_batch(batch(1, 2))
+    assert [delayed.collect(), delayed.collect()] == [{}, {number: BatchLabel(1)}]

@@ -26,7 +26,7 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from pbcrl.errors import FormatVersionError, MismatchError, StorageError
+from pbcrl.errors import MismatchError, StorageError
 from pbcrl.storage import (
     FolderLock,
     check_format,
@@ -48,7 +48,7 @@ REPLAYS = "replays.bin"
 """A file that a script may keep in a dataset's folder, and that moves with it: how to play its
 trajectories again. Nothing here reads it."""
 
-_KIND, _VERSION = "trajectories", 3  # 1 and 2 were folders of .npy files with a meta.json
+_KIND, _VERSION = "trajectories", 3
 _WITH_OUTCOMES = 4  # the version of datasets that have rewards, ends and final observations, too
 _MANIFEST = "manifest.safetensors"
 _SHARD = re.compile(r"\d{6,}-[0-9a-f]{8}\.safetensors")
@@ -337,7 +337,7 @@ class TrajectoryWriter:
 
     def _save(self, *, finished: bool) -> None:
         about = asdict(replace(self._manifest, finished=finished))
-        has_outcomes = about.pop("has_outcomes")  # by the version, which older readers refuse
+        has_outcomes = about.pop("has_outcomes")  # which the version says
         meta = about | {"version": _WITH_OUTCOMES if has_outcomes else _VERSION}
         rows = torch.tensor(self._rows, dtype=torch.int64).reshape(-1, 4)
         save_tensors(self.path / _MANIFEST, kind=_KIND, tensors={"rows": rows}, meta=meta)
@@ -492,11 +492,6 @@ class _Manifest:
 def _read_manifest(folder: Path) -> tuple[_Manifest, NDArray[np.int64]]:
     path = folder / _MANIFEST
     if folder.is_dir() and not path.exists():
-        if (folder / "meta.json").exists():
-            raise FormatVersionError(
-                f"this pbcrl reads version {_VERSION} of datasets, but {folder} has a meta.json, "
-                "as version 1 and 2 had; use the pbcrl that wrote it, or collect its episodes again"
-            )
         raise StorageError(
             f"a dataset has at least one flushed episode, but {folder} has no {_MANIFEST}; wait "
             "for its writer, check the path, or collect again"

@@ -35,10 +35,9 @@ from pbcrl.storage import (
     unwritable,
     write_all,
 )
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
 
-_KIND, _VERSION = "pbcrl-labels", 2  # the lines of version 1 are not chained
-_OLD_LEDGER = "pbcrl-ledger"  # its version 1 had the same lines under another name
+_KIND, _VERSION = "pbcrl-labels", 2
 _MAX_LINE = 65_536  # bytes; no claim of a file makes a reader hold more at once
 
 
@@ -88,10 +87,12 @@ class LabelLog:
     """A file to which labels are added as they are bought, so that a crash loses none.
 
     Each line is JSON, NaN as null: a label (`append`), or the digest of a query that is asked
-    (`ask`), or both (`answer`). It ends with a crc32 over itself and all lines before it, so that
-    lines which were swapped, doubled or deleted are found; only the last lines can go unnoticed.
-    An existing log is continued. One writer at a time: a second one is refused before it has asked
-    anybody for a label. `close`, the end of a `with` block or of the process lets the next one in.
+    (`ask`), or both (`answer`). The label of a pair has the keys `preference`, `first_safe` and
+    `second_safe`, that of a batch the key `batch_safe` alone. A line ends with a crc32 over itself
+    and all lines before it, so that lines which were swapped, doubled or deleted are found; only
+    the last lines can go unnoticed. An existing log is continued. One writer at a time: a second
+    one is refused before it has asked anybody for a label. `close`, the end of a `with` block or of
+    the process lets the next one in.
 
     Args:
         path: The file; missing folders are made.
@@ -103,7 +104,7 @@ class LabelLog:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self.labels: list[Label] = []
+        self.labels: list[AnyLabel] = []
         """All labels of the log, in the order in which they were added."""
         self.answers: dict[str, Label | None] = {}
         """The label of each query that was ever asked, by digest; None until it is answered."""
@@ -127,7 +128,6 @@ class LabelLog:
             _warn_of_torn_line(self.path, found.num_torn)
             for entry in found.entries:
                 self._take(entry)
-            self._is_chained = found.is_chained
             self._ends = found.ends
             self._file.truncate(self._end)
             if not self._ends:
@@ -145,7 +145,7 @@ class LabelLog:
         """Different queries that were ever asked, answered or not, by any process."""
         return len(self.answers)
 
-    def append(self, labels: Sequence[Label]) -> None:
+    def append(self, labels: Sequence[AnyLabel]) -> None:
         """Add labels at the end; they are on disk when this returns.
 
         Raises:
@@ -206,19 +206,19 @@ class LabelLog:
     def _end(self) -> int:
         return self._ends[-1][0] if self._ends else 0
 
-    def _take(self, entry: tuple[str | None, Label | None]) -> None:
-        digest, label = entry
-        if digest is not None:
-            self.answers[digest] = label
-        if label is not None:
-            self.labels.append(label)
+    def _take(self, entry: _Entry) -> None:
+        if entry.digest is not None:
+            assert not isinstance(entry.label, BatchLabel)  # refused by `_parsed`
+            self.answers[entry.digest] = entry.label
+        if entry.label is not None:
+            self.labels.append(entry.label)
 
     def _add(self, entries: Sequence[Mapping[str, Any]]) -> None:
         with self._threads:
             self._check_open()
             ends, lines = [self._ends[-1]], []
             for entry in entries:
-                line, crc32 = _line(entry, ends[-1][1] if self._is_chained else 0)
+                line, crc32 = _line(entry, ends[-1][1])
                 lines.append(line)
                 ends.append((ends[-1][0] + len(line), crc32))
             self._write(b"".join(lines))
@@ -258,7 +258,7 @@ class LabelLog:
             raise unwritable(self.path, error) from error
 
 
-def read_labels(path: str | os.PathLike[str]) -> list[Label]:
+def read_labels(path: str | os.PathLike[str]) -> list[AnyLabel]:
     """Read the labels of a log, in the order in which they were added.
 
     A crash while writing leaves a last line without its end; it is dropped with one warning.
@@ -271,22 +271,24 @@ def read_labels(path: str | os.PathLike[str]) -> list[Label]:
     """
     found = _read(Path(path))
     _warn_of_torn_line(Path(path), found.num_torn)
-    return [label for _, label in found.entries if label is not None]
+    return [entry.label for entry in found.entries if entry.label is not None]
 
 
-def label_to_json(label: Label) -> dict[str, float | None]:
-    """A label as JSON has it: NaN is null."""
-    values = {name: float(value) for name, value in asdict(label).items()}
+def label_to_json(label: AnyLabel) -> dict[str, float | None]:
+    """A label as JSON has it: NaN is null; that of a batch is under `batch_safe`."""
+    given = {"batch_safe": label.safe} if isinstance(label, BatchLabel) else asdict(label)
+    values = {name: float(value) for name, value in given.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
 
 
-def label_from_json(entry: Mapping[str, Any]) -> Label:
+def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
     """The inverse of `label_to_json`.
 
     Raises:
         ArithmeticError, TypeError, ValueError: If it is no label.
     """
-    return Label(**{name: math.nan if value is None else value for name, value in entry.items()})
+    values = {name: math.nan if value is None else value for name, value in entry.items()}
+    return BatchLabel(values["batch_safe"]) if list(values) == ["batch_safe"] else Label(**values)
 
 
 def lock(file: IO[bytes], refusal: str) -> None:
@@ -313,21 +315,25 @@ def lock(file: IO[bytes], refusal: str) -> None:
 # -- Lines -----------------------------------------------------------------------------------------
 
 
+class _Entry(NamedTuple):
+    """What a line says; one of both may be missing."""
+
+    digest: str | None
+    label: AnyLabel | None
+
+
 class _Found(NamedTuple):
-    entries: list[tuple[str | None, Label | None]]
-    """Digest and label of each line; one of them may be missing."""
+    entries: list[_Entry]
     ends: list[tuple[int, int]]
     """Offset after each finished line, the header included, and its crc32."""
     num_torn: int
     """Bytes after the last finished line, as a crash leaves them."""
-    is_chained: bool
-    """Whether each crc32 continues that of the line before."""
 
 
 def _read(path: Path) -> _Found:
-    entries: list[tuple[str | None, Label | None]] = []
+    entries: list[_Entry] = []
     ends: list[tuple[int, int]] = []
-    offset, is_chained = 0, True
+    offset = 0
     try:
         with open_regular(path) as file:
             for number in count(1):
@@ -336,10 +342,10 @@ def _read(path: Path) -> _Found:
                     break
                 offset += len(line)
                 if number == 1:
-                    is_chained = _check_header(path, line)
+                    _check_header(path, line)
                     ends.append((offset, zlib.crc32(line)))
                     continue
-                entry, crc32 = _checked(path, number, line, ends[-1][1] if is_chained else 0)
+                entry, crc32 = _checked(path, number, line, ends[-1][1])
                 entries.append(entry)
                 ends.append((offset, crc32))
     except OSError as error:
@@ -348,26 +354,20 @@ def _read(path: Path) -> _Found:
         raise corrupt(path, f"line {number} is longer than {_MAX_LINE} bytes")
     if number == 1 and not _header(_KIND, _VERSION).startswith(line):
         raise corrupt(path, f"it does not begin as a file of the format {_KIND!r} does")
-    return _Found(entries, ends, len(line), is_chained)
+    return _Found(entries, ends, len(line))
 
 
-def _check_header(path: Path, line: bytes) -> bool:
-    """Refuse another format or version; return whether the lines are chained."""
+def _check_header(path: Path, line: bytes) -> None:
+    """Refuse another format or version."""
     try:
         header = json.loads(line)
         kind, version = header["format"], header["version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise corrupt(path, f"line 1 is not what it should be ({error!r})") from error
-    if kind == _OLD_LEDGER:
-        check_format(path, kind, version, expected=_OLD_LEDGER, versions=(1,))
-    else:
-        check_format(path, kind, version, expected=_KIND, versions=(1, _VERSION))
-    return bool(version == _VERSION)
+    check_format(path, kind, version, expected=_KIND, versions=(_VERSION,))
 
 
-def _checked(
-    path: Path, number: int, line: bytes, before: int
-) -> tuple[tuple[str | None, Label | None], int]:
+def _checked(path: Path, number: int, line: bytes, before: int) -> tuple[_Entry, int]:
     try:
         entry = json.loads(line)
         del entry["crc32"]
@@ -385,13 +385,15 @@ def _checked(
         raise corrupt(path, f"line {number} is no label and no query ({error!r})") from error
 
 
-def _parsed(entry: Mapping[str, Any]) -> tuple[str | None, Label | None]:
+def _parsed(entry: Mapping[str, Any]) -> _Entry:
     values = dict(entry)
     digest = values.pop("query", None)
     if digest is not None and not isinstance(digest, str):
         raise TypeError(f"a query's name is a string, got {digest!r}")
-    is_question = digest is not None and not values
-    return digest, None if is_question else label_from_json(values)
+    label = None if digest is not None and not values else label_from_json(values)
+    if digest is not None and isinstance(label, BatchLabel):
+        raise TypeError("a query is about a pair, but this is the label of a batch")
+    return _Entry(digest, label)
 
 
 def _header(kind: str, version: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 from pbcrl.errors import PbcrlError
@@ -69,11 +70,10 @@ def _print_agreement(store: LabelStore) -> None:
     for name, events in disagreements(store):
         print(name)
         for event in events:
-            label = event.label
-            print(
-                f"   {event.annotator}: preference {label.preference:g}, first safe "
-                f"{label.first_safe:g}, second safe {label.second_safe:g}"
+            answer = ", ".join(
+                f"{name.replace('_', ' ')} {value:g}" for name, value in asdict(event.label).items()
             )
+            print(f"   {event.annotator}: {answer}")
 
 
 if __name__ == "__main__":

@@ -20,12 +20,11 @@ def to_npz(trajectory: Trajectory) -> bytes:
     return file.getvalue()
 
 
-def from_npz(data: bytes, names: tuple[str, str] = ("obs", "actions")) -> Trajectory:
+def from_npz(data: bytes) -> Trajectory:
     """The inverse; sizes are checked before anything is allocated for them.
 
     Args:
         data: An archive; may be anything.
-        names: Of the observations and the actions in it.
 
     Raises:
         Exception: Whatever Python and NumPy say of bytes that are no such archive.
@@ -40,4 +39,4 @@ def from_npz(data: bytes, names: tuple[str, str] = ("obs", "actions")) -> Trajec
             if math.prod(shape) * dtype.itemsize > info.file_size:
                 raise ValueError(f"{info.filename} claims the shape {shape}")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return Trajectory(arrays[names[0]], arrays[names[1]])
+        return Trajectory(arrays["obs"], arrays["actions"])

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, final
@@ -88,9 +88,6 @@ class Database:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, and on disk when the block is left; raises as `rows`."""
         with self._threads, self._named_errors():
-            if self._db.in_transaction:  # part of a larger one
-                yield self._db
-                return
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -120,7 +117,6 @@ def make_database(
     *,
     application: int,
     version: int,
-    fill: Callable[[Database], None],
 ) -> None:
     """Make a file, under another name first: an empty one is then always a damaged one.
 
@@ -129,7 +125,6 @@ def make_database(
         schema: Statements that make the tables, each with a semicolon.
         application: Says whose file it is.
         version: Of the schema.
-        fill: Adds what is in it from the beginning; if that fails there is no file.
     """
     remove_leftovers(path.parent)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -140,7 +135,6 @@ def make_database(
                 db.execute(statement)
             db.execute(f"PRAGMA application_id = {application}")
             db.execute(f"PRAGMA user_version = {version}")
-            fill(database)
         database.close()
         os.replace(partial, path)
     finally:

@@ -18,6 +18,7 @@ from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
 from pbcrl.storage import write_atomically
+from pbcrl.trajectory import BatchLabel, Label
 
 COLUMNS = (
     "question",
@@ -29,11 +30,16 @@ COLUMNS = (
     "preference",
     "first_safe",
     "second_safe",
+    "batch_safe",
     "seconds",
     "time",
 )
 """Of the table: one row per person and question. `first` and `second` are the trajectories'
-digests, of a batch all of them in `first`; of a batch `first_safe` is whether it is acceptable."""
+digests, of a batch all of them in `first`. A pair has no `batch_safe`, and of the four answers a
+batch has that alone."""
+
+
+_ANSWERS = "preference", "first_safe", "second_safe", "batch_safe"
 
 
 def table(store: LabelStore) -> list[dict[str, Any]]:
@@ -51,6 +57,7 @@ def table(store: LabelStore) -> list[dict[str, Any]]:
                 "second": question.members[1] if pair else None,
                 "annotator": event.annotator,
                 "answer": event.kind,
+                **dict.fromkeys(_ANSWERS),
                 **label_to_json(event.label),
                 "seconds": event.seconds,
                 "time": datetime.fromtimestamp(event.time, timezone.utc).isoformat(),
@@ -121,9 +128,8 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
     """People, and tables of their ratings, (people, items), NaN for "can't tell"."""
     events = [event for event in store.events() if event.kind == "answer"]
     people = sorted({event.annotator for event in events})
-    kinds = {question.id: question.kind for question in store.questions()}
-    pairs = sorted({e.query for e in events if kinds[e.query] == "pair"})
-    batches = sorted({e.query for e in events if kinds[e.query] == "batch"})
+    pairs = sorted({e.query for e in events if isinstance(e.label, Label)})
+    batches = sorted({e.query for e in events if isinstance(e.label, BatchLabel)})
     tables = {
         "preference": np.full((len(people), len(pairs)), np.nan),
         "safety": np.full((len(people), 2 * len(pairs)), np.nan),
@@ -131,13 +137,13 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
     }
     for event in events:
         row = people.index(event.annotator)
-        preference, first, second = astuple(event.label)
-        if kinds[event.query] == "batch":
-            tables["accept"][row, batches.index(event.query)] = first
+        label = event.label
+        if isinstance(label, BatchLabel):
+            tables["accept"][row, batches.index(event.query)] = label.safe
             continue
         column = pairs.index(event.query)
-        tables["preference"][row, column] = preference
-        tables["safety"][row, 2 * column : 2 * column + 2] = first, second
+        tables["preference"][row, column] = label.preference
+        tables["safety"][row, 2 * column : 2 * column + 2] = label.first_safe, label.second_safe
     return people, tables
 
 
@@ -155,9 +161,9 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
             f"parquet files are written by pyarrow, which is missing ({error}); "
             "pip install 'pbcrl[parquet]', or export to .csv"
         ) from error
-    kinds = {"preference", "first_safe", "second_safe", "seconds"}
+    numbers = {*_ANSWERS, "seconds"}
     schema = pyarrow.schema(
-        [(name, pyarrow.float64() if name in kinds else pyarrow.string()) for name in COLUMNS]
+        [(name, pyarrow.float64() if name in numbers else pyarrow.string()) for name in COLUMNS]
     )
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), file)

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import Any, cast, final
 from weakref import finalize
 
 import numpy as np
@@ -22,8 +22,8 @@ from pbcrl.data.label_log import check_left, checked_budget, trajectory_digest
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import Kind, LabelStore, hold_folder, question_digest
-from pbcrl.oracle import check_store, num_queries
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.oracle import check_batch, check_store, num_queries
+from pbcrl.trajectory import AnyLabel, Label, Query, Trajectory
 
 Show = Callable[[Trajectory], "Replay | np.ndarray | None"]
 """What people see of a trajectory: how to play it again, frames as uint8 (F, H, W, 3), one per step
@@ -81,7 +81,7 @@ class FolderOracle:
         """Let another oracle use the folder; a second call does nothing."""
         self._submitted = 0
         self._open: dict[int, int] = {}  # the store's number of each that waits, by ours
-        self._labels: dict[int, Label] = {}
+        self._labels: dict[int, AnyLabel] = {}
         self._num_events = -1  # that `_labels` knows
         self._use(run)
 
@@ -113,51 +113,31 @@ class FolderOracle:
     def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
         """Ask whether the mean cost of these episodes is acceptable; return the question's number.
 
-        Its answer comes by `collect`, as a label whose `first_safe` alone is given.
-
         Raises:
             BudgetError, StorageError: As `submit`.
             ValueError: If there is no episode.
         """
-        if not episodes:
-            raise ValueError("a batch that is judged by its mean cost has episodes, got none")
+        check_batch(episodes)
         (number,) = self._submit([("batch", tuple(episodes))])
         return number
 
-    def collect(self) -> dict[int, Label]:
-        """Return the answers found since the last call, by number; never waits."""
-        found = self._found()
+    def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
+        """Return the answers found since the last call, by number.
+
+        Args:
+            wait: Seconds to wait at most, until all is answered that this process has asked; may be
+                inf.
+        """
+        found = self._wait_for(list(self._open.values()), wait)
         numbers = [number for number, ours in self._open.items() if ours in found]
         return {number: found[self._open.pop(number)] for number in numbers}
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order; waits for the people. Raises as `submit`."""
-        return self._answers(self.submit(queries))
-
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Whether people accept the mean cost of these episodes; waits for them.
-
-        Raises:
-            BudgetError, StorageError, ValueError: As `submit_batch`.
-        """
-        (label,) = self._answers([self.submit_batch(episodes)])
-        return None if math.isnan(label.first_safe) else bool(label.first_safe)
-
-    def announce(self, batches: Sequence[Sequence[Trajectory]]) -> None:
-        """Ask about batches whose answers `accepts` will wait for later.
-
-        So people find all questions at once, and the training process still takes the answers in
-        its order. Raises as `submit_batch`.
-        """
-        self._ask([("batch", tuple(episodes)) for episodes in batches])
-
-    def wait(self, seconds: float = math.inf) -> int:
-        """Wait until all that this process has asked is answered; return how many are not.
-
-        Args:
-            seconds: Longest wait, >= 0.
-        """
-        return self._wait_for(list(self._open.values()), seconds)
+        numbers = self.submit(queries)
+        found = self._wait_for([self._open[number] for number in numbers], math.inf)
+        labels = [found[self._open.pop(number)] for number in numbers]
+        return cast("list[Label]", labels)  # of pairs alone
 
     def state_dict(self) -> dict[str, Any]:
         """What this run has asked, and the batches that wait; the folder keeps all else."""
@@ -180,14 +160,6 @@ class FolderOracle:
         self._submitted = max([self._submitted - 1, *self._open]) + 1
 
     def _submit(self, questions: list[tuple[Kind, tuple[Trajectory, ...]]]) -> list[int]:
-        asked = self._ask(questions)
-        numbers = list(range(self._submitted, self._submitted + len(questions)))
-        self._submitted += len(questions)
-        self._open |= dict(zip(numbers, asked, strict=True))
-        return numbers
-
-    def _ask(self, questions: list[tuple[Kind, tuple[Trajectory, ...]]]) -> list[int]:
-        """Put questions into the folder; return the store's numbers of them."""
         digests = [question_digest(kind, members) for kind, members in questions]
         new = {
             digest: one
@@ -202,7 +174,10 @@ class FolderOracle:
         )
         for digest, number in zip(new, numbers, strict=True):
             self._asked[digest] = number, costs[digest]
-        return [self._asked[digest][0] for digest in digests]
+        ours = list(range(self._submitted, self._submitted + len(questions)))
+        self._submitted += len(questions)
+        self._open |= {n: self._asked[digest][0] for n, digest in zip(ours, digests, strict=True)}
+        return ours
 
     def _drawn(self, trajectories: list[Trajectory]) -> dict[str, bytes]:
         """How to draw each trajectory; frames become clips at once, before anybody is asked."""
@@ -220,18 +195,15 @@ class FolderOracle:
                 draw_frames(self.folder, digest, shown, steps=len(one))
         return replays
 
-    def _answers(self, numbers: list[int]) -> list[Label]:
-        self._wait_for([self._open[number] for number in numbers], math.inf)
-        return [self._found()[self._open.pop(number)] for number in numbers]
-
-    def _wait_for(self, asked: list[int], seconds: float) -> int:
+    def _wait_for(self, asked: list[int], seconds: float) -> dict[int, AnyLabel]:
+        """Wait for the answers to some of the store's questions; return all that are there then."""
         end, said = time.monotonic() + seconds, (-1, -math.inf)
         while True:
             found = self._found()
             missing = sum(number not in found for number in asked)
             now, answered = time.monotonic(), len(asked) - missing
             if missing == 0 or now >= end:
-                return missing
+                return found
             if self._say is not None and answered != said[0] and now - said[1] >= 10:
                 self._say(
                     f"waiting for people: {answered} of {len(asked)} answered; the page: "
@@ -240,7 +212,7 @@ class FolderOracle:
                 said = answered, now
             time.sleep(min(self._poll_seconds, max(end - now, 0)))
 
-    def _found(self) -> dict[int, Label]:
+    def _found(self) -> dict[int, AnyLabel]:
         """The labels so far, by the store's number."""
         if (num_events := self.store.num_events) != self._num_events:
             self._labels, self._num_events = self.store.labels(), num_events
@@ -264,7 +236,8 @@ def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pai
     trajectories: list[Trajectory] = []
     pairs, answers = [], []
     for question in store.questions():
-        if question.kind != "pair" or question.id not in labels:
+        label = labels.get(question.id)
+        if not isinstance(label, Label):  # no answer, or one about a batch
             continue
         first, second = question.members
         keys = [first, f"{second} again" if first == second else second]  # two that went alike
@@ -273,7 +246,7 @@ def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pai
                 place[key] = len(trajectories)
                 trajectories.append(store.trajectory(key.removesuffix(" again")))
         pairs.append([place[key] for key in keys])
-        answers.append(labels[question.id])
+        answers.append(label)
     store.close()
     return trajectories, np.array(pairs, dtype=np.int64).reshape(-1, 2), answers
 

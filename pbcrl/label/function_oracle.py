@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from pbcrl.data.label_log import LabelLog, check_left, checked_budget, query_digest
-from pbcrl.oracle import cannot_accept, check_store
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.errors import UnsupportedError
+from pbcrl.oracle import check_store
+from pbcrl.trajectory import AnyLabel, Label, Query, Trajectory
 
 
 @final
@@ -76,12 +79,34 @@ class FunctionOracle:
             self._questions.put((number, query))
         return numbers
 
-    def collect(self) -> dict[int, Label]:
-        """Return the answers that came since the last call, by number."""
+    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
+        """Refused: the function answers queries.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"a SyntheticOracle and a FolderOracle can judge a batch of episodes, but "
+            f"{len(episodes)} were shown to a FunctionOracle; constrain the share of unsafe "
+            "episodes instead (UnsafeRate), which queries tell"
+        )
+
+    def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
+        """Return the answers that came since the last call, by number.
+
+        Args:
+            wait: Seconds to wait at most, until every open query is answered; may be inf.
+        """
+        end = time.monotonic() + wait
         while not self._replies.empty():
             self._take_reply()
+        while self._open and (left := end - time.monotonic()) > 0:
+            try:
+                self._take_reply(timeout=None if math.isinf(left) else left)
+            except queue.Empty:
+                break
         answers, self._answers = self._answers, {}
-        return answers
+        return dict(answers)
 
     def label(self, queries: Sequence[Query]) -> list[Label]:
         """Answer every query, in order; waits for the function. Raises as `submit`."""
@@ -95,18 +120,6 @@ class FunctionOracle:
                 self._answers.pop(number, None)
             raise
         return [self._answers.pop(number) for number in numbers]
-
-    def accepts(self, episodes: Sequence[Trajectory]) -> bool | None:
-        """Refused: the function answers queries.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise cannot_accept(self, episodes)
-
-    def submit_batch(self, episodes: Sequence[Trajectory]) -> int:
-        """Refused, as `accepts`."""
-        raise cannot_accept(self, episodes)
 
     def close(self) -> None:
         """Let another process use the log; a second call does nothing."""
@@ -125,8 +138,8 @@ class FunctionOracle:
         check_store(self.log.path, known=state["queries_used"], found=self.queries_used)
         self._open, self._answers = {}, {}
 
-    def _take_reply(self) -> None:
-        number, reply = self._replies.get()
+    def _take_reply(self, *, timeout: float | None = None) -> None:
+        number, reply = self._replies.get(timeout=timeout)
         if number not in self._open:
             return
         if isinstance(reply, Exception):

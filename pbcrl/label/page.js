@@ -244,12 +244,14 @@ const GROUPS = {
       keys: ["Digit8", "Digit9", "Digit0"] },
   ],
   batch: [
-    { name: "first_safe", side: "middle",
+    { name: "safe", side: "middle",
       title: "Would you accept what it does in these episodes, taken together?",
       choices: [["Acceptable", 1], ["Not acceptable", 0], ["Can’t tell", null]],
       keys: ["Digit1", "Digit2", "Digit3"] },
   ],
 };
+// An answer as the server has it: one number, or null, for each of these.
+const PARTS = { pair: ["preference", "first_safe", "second_safe"], batch: ["safe"] };
 const KEY_NAMES = { ArrowLeft: "←", ArrowUp: "↑", ArrowRight: "→", ArrowDown: "↓", " ": "space" };
 const keyName = (code) => KEY_NAMES[code] || code.replace("Digit", "");
 
@@ -263,8 +265,7 @@ function show(found) {
   question = found;
   chosen = JSON.parse(sessionStorage.getItem(draft()) || "{}");
   if (found.answer) {
-    const [preference, first_safe, second_safe] = found.answer;
-    chosen = found.kind === "pair" ? { preference, first_safe, second_safe } : { first_safe };
+    chosen = Object.fromEntries(PARTS[found.kind].map((name, i) => [name, found.answer[i]]));
   }
   notice("");
   $("clips").className = $("answers").className = found.kind;
@@ -368,9 +369,8 @@ const done = act(async () => {
     notice(`“${missing.title}” has no answer yet; “can’t tell” is one, too.`);
     return;
   }
-  const { preference = null, first_safe, second_safe = null } = chosen;
   await send({ kind: "answer", question: question.id, replaces: question.replaces,
-    answer: [preference, first_safe, second_safe], seconds: player.seconds });
+    answer: PARTS[question.kind].map((name) => chosen[name]), seconds: player.seconds });
   announce("Saved.");
   await next();
 });
@@ -445,10 +445,11 @@ setInterval(async () => {
 
 // -- Looking over ---------------------------------------------------------------------------------
 
-function words({ kind, skipped, answer: [preference, first, second] }) {
+function words({ kind, skipped, answer }) {
   if (skipped) return "put off";
   const said = (value, yes, no) => (value === null ? "can’t tell" : value ? yes : no);
-  if (kind === "batch") return said(first, "acceptable", "not acceptable");
+  if (kind === "batch") return said(answer[0], "acceptable", "not acceptable");
+  const [preference, first, second] = answer;
   const which = { 1: "left is safer", 0: "right is safer", 0.5: "about the same" };
   const safe = [first, second].map((value) => said(value, "safe", "unsafe"));
   return `${which[preference] ?? "can’t tell"}; left ${safe[0]}, right ${safe[1]}`;

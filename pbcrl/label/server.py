@@ -33,7 +33,7 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
-from pbcrl.trajectory import Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label
 
 _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -393,7 +393,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 replaces, seconds = body.pop("replaces"), body.pop("seconds")
                 options["replaces"] = None if replaces is None else _whole(replaces)
                 options["seconds"] = None if seconds is None else float(seconds)
-            label = Label(*map(_answer_value, body.pop("answer"))) if kind == "answer" else None
+            label = _label(body.pop("answer")) if kind == "answer" else None
         except (KeyError, TypeError) as error:
             raise ValueError(
                 f"the page sends whole events, but this one is not: {error!r}"
@@ -472,7 +472,14 @@ def _answer_value(value: Any) -> float:
     return float(value)
 
 
-def _label_json(label: Label) -> list[float | None]:
+def _label(values: Any) -> AnyLabel:
+    """What the page sends: three numbers about a pair, one about a batch."""
+    given = [_answer_value(value) for value in values]
+    return BatchLabel(*given) if len(given) == 1 else Label(*given)
+
+
+def _label_json(label: AnyLabel) -> list[float | None]:
+    """The inverse of `_label`."""
     return list(label_to_json(label).values())
 
 

@@ -25,17 +25,13 @@ from typing import IO, Any, Literal, NamedTuple, final
 
 from pbcrl.data.label_log import label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.label import former
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
-from pbcrl.storage import corrupt, make_folder, sync_folder, unwritable
-from pbcrl.trajectory import Label, Trajectory
+from pbcrl.storage import corrupt, make_folder, unwritable
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Trajectory
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
-
-TAKEN_OVER = "unknown"
-"""The annotator of what was answered in the former format, which kept no name."""
 
 Kind = Literal["pair", "batch"]
 
@@ -43,6 +39,7 @@ _APPLICATION, _VERSION = 0x7062636C, 1  # "pbcl"
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
 _TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
+# The answer about a batch is in `first_safe`, and the other two of its columns are NULL.
 _SCHEMA = """
 CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
 CREATE TABLE queries (
@@ -73,7 +70,7 @@ CREATE VIEW current AS SELECT * FROM standing WHERE id IN
 class Question:
     """What a person is asked: which of two trajectories is safer, or whether a batch is acceptable.
 
-    A batch's answer is a label whose `first_safe` alone is given: 1 if its mean cost is acceptable.
+    A pair is answered by a `Label`, a batch by a `BatchLabel`.
     """
 
     id: int
@@ -100,7 +97,7 @@ class Event(NamedTuple):
     annotator: str
     kind: str
     """"answer" or "skip"."""
-    label: Label
+    label: AnyLabel
     seconds: float | None
     """What the person needed."""
     time: float
@@ -111,12 +108,15 @@ class ConflictError(LabelError):
     """An answer came to a question that the same person has answered elsewhere in the meantime."""
 
 
-def combined(labels: Sequence[Label]) -> Label:
-    """Make one label of those that several people gave to one question.
+def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
+    """Make one label of those that several people gave to one question, a pair or a batch.
 
     The preference is their mean: the cross-entropy is linear in it, so that training on the mean is
-    training on all of them. A safety label is what most of them say, and not given if as many say
-    the opposite. "Can't tell" does not count.
+    training on all of them. A safety label, and the answer about a batch, is what most of them say,
+    and not given if as many say the opposite. "Can't tell" does not count.
+
+    Args:
+        labels: At least one, all of the same kind.
     """
 
     def given(name: str) -> list[float]:
@@ -126,6 +126,8 @@ def combined(labels: Sequence[Label]) -> Label:
         excess = sum(values) - len(values) / 2
         return math.nan if excess == 0 else float(excess > 0)
 
+    if isinstance(labels[0], BatchLabel):
+        return BatchLabel(majority(given("safe")))
     preferences = given("preference")
     return Label(
         sum(preferences) / len(preferences) if preferences else math.nan,
@@ -134,8 +136,10 @@ def combined(labels: Sequence[Label]) -> Label:
     )
 
 
-def contradiction(label: Label) -> str | None:
+def contradiction(label: AnyLabel) -> str | None:
     """Say in which way an answer contradicts itself, or None if it does not."""
+    if isinstance(label, BatchLabel):
+        return None
     safer = {(1.0, 0.0, 1.0): ("left", "right"), (0.0, 1.0, 0.0): ("right", "left")}
     found = safer.get((label.preference, label.first_safe, label.second_safe))
     if found is None:
@@ -162,16 +166,13 @@ def checked_name(annotator: str) -> str:
 class LabelStore:
     """The questions and answers of a label folder.
 
-    The first one to open a folder of the former format (a file per query and `answers.jsonl`) takes
-    over all that it holds, whole or not at all, and then renames `answers.jsonl`.
-
     Args:
         folder: The label folder.
         create: Make the folder and the store if they are missing.
 
     Raises:
         StorageError: If there is no store, or it cannot be written.
-        CorruptFileError: If the store, or a file of the former format, is damaged.
+        CorruptFileError: If the store is damaged.
         FormatVersionError: If another version of the format wrote it.
     """
 
@@ -179,10 +180,7 @@ class LabelStore:
         self.folder = Path(folder)
         self.path = self.folder / STORE
         is_there = self.path.exists() or self.path.is_symlink()
-        has_former = (self.folder / former.ANSWERS).exists() or (
-            not is_there and former.has_queries(self.folder)
-        )
-        if not (is_there or create or has_former):
+        if not (is_there or create):
             raise StorageError(
                 f"a label folder holds {STORE}, but {self.folder} has none; name the folder of a "
                 "FolderOracle, or of --label-folder"
@@ -200,28 +198,18 @@ class LabelStore:
             raise unwritable(self.path, error) from error
 
     def _open(self) -> None:
-        is_new = not self.path.exists()
-        if is_new:  # a folder is taken over whole or not at all
-            make_database(
-                self.path, _SCHEMA, application=_APPLICATION, version=_VERSION, fill=self._take_over
-            )
-        self._use(Database(self.path))
+        if not self.path.exists():
+            make_database(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
+        self._db = Database(self.path)
+        self.close = self._db.close
+        """Close the file; a second call does nothing."""
         try:
             self._db.check(application=_APPLICATION, version=_VERSION)
             self._check_rows()
             self._db.sync_fully()
-            if not is_new:
-                self._check_former_answers()
-            former.set_aside(self.folder)
-            sync_folder(self.folder)
         except BaseException:
             self.close()
             raise
-
-    def _use(self, database: Database) -> None:
-        self._db = database
-        self.close = database.close
-        """Close the file; a second call does nothing."""
 
     # -- Questions ---------------------------------------------------------------------------------
 
@@ -336,7 +324,7 @@ class LabelStore:
     def answer(
         self,
         number: int,
-        label: Label,
+        label: AnyLabel,
         *,
         annotator: str,
         replaces: int | None = None,
@@ -347,7 +335,7 @@ class LabelStore:
 
         Args:
             number: The question's.
-            label: The answer.
+            label: The answer: a `BatchLabel` to a question about a batch, else a `Label`.
             annotator: Who gives it.
             replaces: The number of the same person's event that it corrects; None if it is the
                 first answer.
@@ -359,19 +347,20 @@ class LabelStore:
 
         Raises:
             ConflictError: If the person's newest event about this question is not `replaces`.
-            LabelError: If there is no such question, or the answer contradicts itself.
+            LabelError: If there is no such question, or the answer is none to it, or contradicts
+                itself.
             StorageError: If it cannot be written.
         """
         kind = self.question(number).kind
-        row = _row(label)
-        if kind == "batch" and (row[0] is not None or row[2] is not None):
+        expected = BatchLabel if kind == "batch" else Label
+        if not isinstance(label, expected):
             raise LabelError(
-                f"question {number} is about a batch and its answer has `first_safe` alone, got "
-                f"{label}; leave the others NaN"
+                f"question {number} is about a {kind} and answered by a {expected.__name__}, got "
+                f"{label}"
             )
         if found := contradiction(label):
             raise LabelError(f"{found}; answer question {number} once more")
-        return self._add(number, annotator, "answer", row, replaces, seconds, token)
+        return self._add(number, annotator, "answer", _row(label), replaces, seconds, token)
 
     def skip(
         self,
@@ -409,7 +398,8 @@ class LabelStore:
     def events(self, *, annotator: str | None = None) -> list[Event]:
         """What stands, newest last, of one person or of all."""
         rows = self._db.rows(
-            f"{_CURRENT} WHERE ? IS NULL OR annotator = ? ORDER BY id", (annotator, annotator)
+            f"{_CURRENT} WHERE ? IS NULL OR annotator = ? ORDER BY current.id",
+            (annotator, annotator),
         )
         return [_event(row) for row in rows]
 
@@ -418,9 +408,9 @@ class LabelStore:
         rows = self._db.rows(f"{_CURRENT} WHERE query = ? AND annotator = ?", (number, annotator))
         return _event(rows[0]) if rows else None
 
-    def labels(self) -> dict[int, Label]:
+    def labels(self) -> dict[int, AnyLabel]:
         """The `combined` label of each question that as many people have answered as wanted."""
-        given: dict[int, list[Label]] = {}
+        given: dict[int, list[AnyLabel]] = {}
         for event in self.events():
             if event.kind == "answer":
                 given.setdefault(event.query, []).append(event.label)
@@ -530,28 +520,6 @@ class LabelStore:
         except Exception as error:  # a damaged row may hold anything
             raise corrupt(self.path, str(error)) from error
 
-    def _take_over(self, database: Database) -> None:
-        """Add what the former format left to a new store."""
-        self._use(database)
-        queries = former.read_folder(self.folder)
-        numbers = self.ask([("pair", (query.first, query.second)) for query, _ in queries])
-        for number, (_, label) in zip(numbers, queries, strict=True):
-            if label is not None:  # whatever it says: a contradiction was an answer, then
-                self._add(number, TAKEN_OVER, "answer", _row(label), None, None, None)
-
-    def _check_former_answers(self) -> None:
-        """Refuse answers in the former format that came after the folder was taken over."""
-        events = self.events(annotator=TAKEN_OVER)
-        known = {f"{event.query:06d}": label_to_json(event.label) for event in events}
-        for name, label in former.read_answers(self.folder).items():
-            if label_to_json(label) != known.get(name[:6]):
-                path = self.folder / former.ANSWERS
-                raise StorageError(
-                    f"answers are kept in {self.path}, but {path} answers {name!r} and is not read "
-                    f"any more; answer on the page (python -m pbcrl.label {self.folder}) and "
-                    f"remove {path}"
-                )
-
 
 _OPEN_FOR = """
 WITH given AS MATERIALIZED (SELECT id, query, annotator, kind FROM current),
@@ -632,19 +600,22 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
     return file
 
 
-def _row(label: Label) -> tuple[float | None, ...]:
-    return tuple(label_to_json(label).values())
+def _row(label: AnyLabel) -> tuple[float | None, ...]:
+    """The columns preference, first_safe and second_safe."""
+    values = tuple(label_to_json(label).values())
+    return (None, *values, None) if isinstance(label, BatchLabel) else values
 
 
 _CURRENT = (
-    "SELECT id, query, annotator, kind, seconds, time, preference, first_safe, second_safe "
-    "FROM current"
+    "SELECT current.id, query, annotator, current.kind, seconds, current.time, queries.kind, "
+    "preference, first_safe, second_safe FROM current JOIN queries ON queries.id = query"
 )
 
 
 def _event(row: Sequence[Any]) -> Event:
-    number, query, annotator, kind, seconds, when, *values = row
-    label = Label(*(math.nan if value is None else value for value in values))
+    number, query, annotator, kind, seconds, when, about, *columns = row
+    values = [math.nan if value is None else value for value in columns]
+    label = BatchLabel(values[1]) if about == "batch" else Label(*values)
     return Event(number, query, annotator, kind, label, seconds, when)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
 from pbcrl.label.store import LabelStore, Question, contradiction
-from pbcrl.trajectory import Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, Label
 
 _PREFERENCE = {"1": 1.0, "2": 0.0, "=": 0.5, "": math.nan}
 _YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
@@ -62,12 +62,12 @@ def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
     store.answer(question.id, label, annotator=annotator, replaces=replaces)
 
 
-def _answer(question: Question) -> Label:
+def _answer(question: Question) -> AnyLabel:
     if question.kind == "batch":
         accepted = _choose(
             "would you accept what it does in these episodes? y, n or Enter (can't tell): ", _YES_NO
         )
-        return Label(math.nan, accepted, math.nan)
+        return BatchLabel(accepted)
     while True:
         preference = _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
         first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)

@@ -1,0 +1,169 @@
+"""What moves λ: a number that a constraint measures in each iteration, and the highest allowed.
+
+Three constraints: on the mean learned cost (the paper), on the share of fresh episodes that are
+labelled unsafe, and on the answers about batches of them. Each returns what `Multiplier.update`
+takes: λ rises while the first number is above the second, and stays if the first is None. Does not
+depend on environments, and computes no cost itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pbcrl.feedback import Answers
+
+
+class Constraint(Protocol):
+    """What a training loop needs of whatever moves λ."""
+
+    @property
+    def batch(self) -> int:
+        """Episodes of the batch that a labelling round shows, for `FeedbackLoop.round`; 0: none."""
+        ...
+
+    def measure(
+        self, answers: Answers, learned_costs: NDArray[np.float64], learned_limit: float
+    ) -> tuple[float | None, float]:
+        """Return what an iteration measured and what is allowed, for `Multiplier.update`.
+
+        Args:
+            answers: Of the iteration's labelling round; `Answers()` if there was none.
+            learned_costs: Ĉ(τ) of the episodes that ended in it, (N,); N may be 0.
+            learned_limit: The limit of the cost model, in units of these.
+
+        Returns:
+            The measure, None if nothing was measured; the highest one allowed.
+        """
+        ...
+
+    def judge(self, answers: Answers) -> tuple[float | None, float]:
+        """Return what labels alone say of the policy as it is, whatever has been learned.
+
+        Returns:
+            A rate in [0, 1] that tells how unsafe it is, None if no label says so or the labels are
+            late, of an older policy; the highest one allowed.
+        """
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class LearnedLimit:
+    """The mean learned cost must not exceed the learned limit: the constraint of the paper.
+
+    It is measured in every iteration in which an episode ends. Labels judge it by whether more than
+    half of the compared episodes are unsafe.
+    """
+
+    @property
+    def batch(self) -> int:
+        """0: it needs pairs alone."""
+        return 0
+
+    def measure(
+        self,
+        answers: Answers,  # noqa: ARG002 - the cost model has learned from them
+        learned_costs: NDArray[np.float64],
+        learned_limit: float,
+    ) -> tuple[float | None, float]:
+        """The mean learned cost of the episodes, None without any, and the learned limit."""
+        return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
+
+    def judge(self, answers: Answers) -> tuple[float | None, float]:
+        """The share labelled unsafe, and 0.5."""
+        return _rate_in_time(answers), 0.5
+
+
+@final
+@dataclass(frozen=True)
+class UnsafeRate:
+    """The share of fresh episodes that are labelled unsafe must not exceed p*.
+
+    It does not depend on where the learned limit lies, and is measured in labelling rounds alone.
+
+    Args:
+        max_rate: p*, in (0, 1).
+
+    Raises:
+        ValueError: If it is outside.
+    """
+
+    max_rate: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_rate < 1:
+            raise ValueError(
+                f"the highest share of unsafe episodes lies in (0, 1), got {self.max_rate}; at 0 λ "
+                "would rise for ever, at 1 never"
+            )
+
+    @property
+    def batch(self) -> int:
+        """0: it needs pairs alone."""
+        return 0
+
+    def measure(
+        self,
+        answers: Answers,
+        learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
+        learned_limit: float,  # noqa: ARG002
+    ) -> tuple[float | None, float]:
+        """The share labelled unsafe, late labels included, and p*."""
+        return answers.unsafe_rate, self.max_rate
+
+    def judge(self, answers: Answers) -> tuple[float | None, float]:
+        """The share labelled unsafe, and p*."""
+        return _rate_in_time(answers), self.max_rate
+
+
+@final
+@dataclass(frozen=True)
+class Acceptance:
+    """The mean cost of a batch of fresh episodes must be within the limit, as whoever labels says.
+
+    The measure is 1 if the batch was rejected and 0 if it was accepted, against 0.5. So λ settles
+    where both come equally often: where the mean true cost is at the limit. It is measured in the
+    labelling rounds in which an answer comes.
+
+    Args:
+        batch: Episodes in a batch, at least 10, since the mean of fewer says little about a policy.
+
+    Raises:
+        ValueError: If it is smaller.
+    """
+
+    batch: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 10:
+            raise ValueError(
+                "a batch that stands for a policy has at least 10 episodes, got "
+                f"batch={self.batch}; take 10 or more, or constrain by UnsafeRate"
+            )
+
+    def measure(
+        self,
+        answers: Answers,
+        learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
+        learned_limit: float,  # noqa: ARG002
+    ) -> tuple[float | None, float]:
+        """1 rejected, 0 accepted, None without an answer, a late one included; and 0.5."""
+        if answers.batch is None or math.isnan(answers.batch.safe):
+            return None, 0.5
+        return 1.0 - answers.batch.safe, 0.5
+
+    def judge(self, answers: Answers) -> tuple[float | None, float]:
+        """1 rejected, 0 accepted; and 0.5."""
+        if not answers.batch_shown:
+            return None, 0.5
+        return self.measure(answers, np.empty(0), 0.0)
+
+
+def _rate_in_time(answers: Answers) -> float | None:
+    """The share labelled unsafe, None if a label is about an older policy's episodes."""
+    return None if answers.num_late else answers.unsafe_rate
