@@ -4,8 +4,11 @@ The names that one needs, in the order in which data flows through them; each ca
 
 - A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer. A
   `BatchLabel` is the answer about many that are shown at once.
+- A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer.
+- `RecordTrajectories` hands out the episodes of any Gymnasium vector env as they end;
+  `finished_trajectories` reads them from its infos, or from those of the wrappers that follow.
 - `PreferenceCostWrapper` and `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]`
-  of any Gymnasium env; `finished_trajectories` reads the episodes that end from its infos.
+  of any Gymnasium env, and record too.
 - `CostModel` is the learned cost c_ψ(s, a), `CostModelEnsemble` several of them, `LearnedCost` what
   both offer; `load_cost_model` reads either from a file.
 - `CostModelTrainer` fits it by `pbci_loss` (`preference_loss`, `safety_loss` and `snr_loss`, whose
@@ -33,6 +36,7 @@ from pbcrl import metrics as metrics
 from pbcrl.errors import PbcrlError
 from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory, cut_segments
 from pbcrl.recorder import finished_trajectories
+from pbcrl.vector_recorder import RecordTrajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 from pbcrl.cost_model import CostModel, LearnedCost
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
@@ -45,7 +49,7 @@ from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.feedback import Answers, FeedbackLoop
-from pbcrl.constraint import Acceptance, LearnedLimit, UnsafeRate
+from pbcrl.constraint import Acceptance, Constraint, LearnedLimit, UnsafeRate
 from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.export.policy import load_policy
 
@@ -56,6 +60,7 @@ __all__ = [
     "Acceptance",
     "Answers",
     "BatchLabel",
+    "Constraint",
     "CostModel",
     "CostModelEnsemble",
     "CostModelTrainer",
@@ -74,6 +79,7 @@ __all__ = [
     "PreferenceCostVectorWrapper",
     "PreferenceCostWrapper",
     "Query",
+    "RecordTrajectories",
     "SyntheticOracle",
     "Trajectory",
     "TrajectoryDataset",

@@ -13,11 +13,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.errors import MissingCostError
+from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl.trajectory import FloatArray, Trajectory
 
 BoolArray = NDArray[np.bool_]
 
+RESET_FIRST = (
+    "an episode starts with reset(), but step() was called before it or after an error "
+    "within an episode; call reset()"
+)
+"""What a wrapper that records says before the first reset."""
+CLIPPED = (
+    "an action should lie within the bounds of the action space, got one outside; it is clipped, "
+    "for the env too, so that what is recorded is what was executed, and later ones are clipped "
+    "silently; put {module}.ClipAction outside this wrapper to clip on purpose"
+)
+"""What it warns of once; `module` is that of the kind of env."""
+RECORDED_TWICE = (
+    "an env takes one preference-cost wrapper, or one RecordTrajectories, but one inside it "
+    "records already, so that its info['cost'] is no true cost; wrap the single envs or the vector "
+    "env, not both"
+)
+"""What it says of envs that hand out trajectories already."""
+_FIX = {
+    "learned cost": "the cost model has diverged: load its last sound checkpoint",
+    "obs": "fix the env, or end its episode before this; call reset() to go on",
+    "reward": "fix the env, or end its episode before this; call reset() to go on",
+    "cost": "fix the env's info['cost']; call reset() to go on",
+}
 _FIRST_CAPACITY = 128
 _ENDLESS = 100_000  # steps
 _MANY_RESETS = 10
@@ -357,6 +380,28 @@ class TrajectoryRecorder:
                     f"{name} must have one row per env, shape {shape}, got {array.shape}; "
                     "pass the arrays of the vector env as they are"
                 )
+
+
+def require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -> None:
+    """Refuse NaN and infinities by name and place.
+
+    Args:
+        quantity: "obs", "reward", "cost" or "learned cost".
+        rows: Of N envs, (N, ...).
+        step: Which step of its episode each row belongs to, from 1; 0 is a reset. (N,).
+
+    Raises:
+        NonFiniteError: If there is one.
+    """
+    if rows.dtype == np.uint8 or (finite := np.isfinite(rows)).all():
+        return
+    row = int(np.argwhere(~finite)[0, 0])
+    where = f"step {step[row]} of an episode" if step[row] else "reset"
+    if len(rows) > 1:
+        where += f" in env {row}"
+    raise NonFiniteError(
+        f"{quantity} must be finite, got {rows[~finite][0]} at {where}; {_FIX[quantity]}"
+    )
 
 
 def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:

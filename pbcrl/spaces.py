@@ -16,6 +16,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gymnasium.spaces.utils import flatdim
 from numpy.typing import NDArray
 
+from pbcrl.errors import NonFiniteError
 from pbcrl.trajectory import FloatArray, ObsArray
 
 _FIX_ENV = "fix the env, or the space that it declares"
@@ -99,6 +100,36 @@ def action_rows(space: Space[Any], actions: Any, *, num_envs: int | None = None)
             not compared with its bounds.
     """
     return _float32(_flat(space, actions, _batch(num_envs), "action", _MEND_POLICY))
+
+
+def clip_action(space: Space[Any], action: Any) -> tuple[Any, bool]:
+    """Return an action as the env shall execute it, and whether it lay outside of a Box.
+
+    Args:
+        space: Of a single env, or of a vector env for a batch of actions.
+        action: What the policy returned; clipped to the bounds of a Box, as it is for other spaces.
+
+    Raises:
+        ValueError: If the shape is not that of a Box.
+        NonFiniteError: If an entry of a Box is NaN or infinite.
+    """
+    if not isinstance(space, Box):
+        return action, False
+    action = np.asarray(action)
+    if action.shape != space.shape:
+        raise ValueError(
+            f"an action must have the shape {space.shape} of its space, got {action.shape}; "
+            "NumPy would broadcast it silently"
+        )
+    if not np.isfinite(action).all():
+        raise NonFiniteError(
+            f"action must be finite, got {action[~np.isfinite(action)][0]}; check the policy for "
+            "divergence; the episode goes on as if it was never sent"
+        )
+    inside = np.minimum(np.maximum(action, space.low), space.high)
+    if (inside == action).all():
+        return action, False
+    return inside, True
 
 
 def _batch(num_envs: int | None) -> tuple[int, ...]:

@@ -249,7 +249,7 @@ def test_resetting_some_of_the_envs_is_refused():
 
 
 def test_disabled_autoreset_is_refused():
-    with pytest.raises(ValueError, match=r"got AutoresetMode.DISABLED; make them with .*NEXT_STEP"):
+    with pytest.raises(ValueError, match=r"is AutoresetMode.DISABLED; set it to .*NEXT_STEP"):
         PreferenceCostVectorWrapper(counters(AutoresetMode.DISABLED), linear_model())
 
 

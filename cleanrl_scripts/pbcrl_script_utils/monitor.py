@@ -67,20 +67,15 @@ class LabelMonitor:
             learned: Their learned costs, by the model as it is now, (len(finished),).
             ended: Return and true cost of all episodes so far, (E, 2).
         """
-        unsafe, allowed = self._constraint.judge(answers)
-        if self._args.is_round(iteration):
-            late = answers.num_late > 0
-            if self._constraint.batch:
-                late = answers.batch is not None and not answers.batch_shown
-            self._warn(iteration, answers, unsafe, late=late)
-            self._safe_policy.update(
-                policy_of(self._agent, self._args.env_id),
-                ended,
-                iteration=iteration,
-                unsafe=None if late else unsafe,
-                allowed=allowed,
-            )
         limit = self._cost_model.learned_limit
+        measured, _ = self._constraint.measure(answers, learned, limit)
+        if self._args.is_round(iteration):
+            self._warn(iteration, answers, moved=measured is not None)
+            unsafe, allowed = self._constraint.judge(answers)
+            policy = policy_of(self._agent, self._args.env_id)
+            self._safe_policy.update(
+                policy, ended, iteration=iteration, unsafe=unsafe, allowed=allowed
+            )
         mean, std = (learned.mean(), learned.std()) if len(learned) else (None, None)
         # A segment's cost has the scale on which the variance term acts.
         most = _RUNAWAY_STD * self._horizon / (self._args.segment_length or self._horizon)
@@ -98,27 +93,28 @@ class LabelMonitor:
             "learned_cost_std": None if std is None else float(std),
             "type_ii_rate": float(missed.mean()) if len(missed) else None,
             "unsafe_rate": answers.unsafe_rate,
-            "rejected": unsafe if self._constraint.batch else None,
+            "rejected": measured if self._constraint.batch else None,
             "queries_used": self._feedback.queries_used,
         }
 
-    def _warn(self, iteration: int, answers: Answers, unsafe: float | None, *, late: bool) -> None:
+    def _warn(self, iteration: int, answers: Answers, *, moved: bool) -> None:
         safe = set(self._feedback.buffer.labels[:, 1:].flat)
         if len(answers.pairs) and not {0.0, 1.0} <= safe:
             self._run.warn("at first all episodes were on one side of the limit: no constraint")
         if isinstance(self._constraint, LearnedLimit):
             return
-        if late:
+        batch, interval = self._constraint.batch, self._args.finetune_interval
+        is_late = answers.batch is not None and not answers.batch_shown
+        if is_late if batch else answers.num_late:
             self._run.warn("labels came late: λ follows the episodes of older policies")
-        interval = self._args.finetune_interval
         # Episodes that began before the run are not shown, and the last round is short.
         begun = (iteration - interval) * self._args.num_steps > self._horizon
-        if unsafe is None and self._constraint.batch and begun and iteration % interval == 0:
+        if batch and not moved and begun and iteration % interval == 0:
             self._run.warn(
-                f"fewer than {self._constraint.batch} episodes were new or had an answer in a "
-                "labelling round, and λ stayed; lower --accept-batch, or raise --finetune-interval"
+                f"fewer than {batch} episodes were new or had an answer in a labelling round, and "
+                "λ stayed; lower --accept-batch, or raise --finetune-interval"
             )
-        elif unsafe is None and not self._constraint.batch:
+        elif not batch and not moved:
             self._run.warn("no safety label came in a labelling round, and λ stayed")
 
     def summary(self) -> dict[str, float | None]:

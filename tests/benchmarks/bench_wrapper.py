@@ -68,9 +68,9 @@ def main(args: Args) -> None:
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     wrapped: Any = PreferenceCostVectorWrapper(inner, model)
-    scoring, recording = Stopwatch(model.step_cost), Stopwatch(wrapped._recorder.record)
+    scoring, recording = Stopwatch(model.step_cost), Stopwatch(wrapped.env._recorder.record)
     model.step_cost = scoring  # type: ignore[method-assign]
-    wrapped._recorder.record = recording
+    wrapped.env._recorder.record = recording
     rng = np.random.default_rng(0)
     space = inner.single_action_space
     actions = rng.uniform(space.low, space.high, (args.steps, args.num_envs, *space.shape))
