@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,27 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001
-    """Blocks that the tests leave out say why in a comment, which no reader needs."""
-    return "\n".join(line for line in markdown.splitlines() if not line.startswith("<!-- not run"))
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Drop comments for tests and scripts; let links to files outside the site lead to them.
+
+    To the repository if `repo_url` is set, or else to this checkout; from pages at the top alone.
+    """
+    inside = config["docs_dir"]
+    docs = (
+        f"{config['repo_url']}/blob/main/docs"
+        if config["repo_url"]
+        else os.path.relpath(inside, config["site_dir"])
+    )
+
+    def outside(found: re.Match[str]) -> str:
+        file = files.get_file_from_path(found[2])
+        if "/" in page.file.src_uri or file is None or not file.inclusion.is_excluded():
+            return found[0]
+        return f'<a href="{docs}/{found[2]}">{found[1]}</a>'
+
+    markdown = re.sub(r"\[([^\]]+)\]\(([\w/.-]+\.md)\)", outside, markdown)
+    unread = "<!-- not run", "<!-- table", "<!-- end of table"
+    return "\n".join(line for line in markdown.splitlines() if not line.startswith(unread))
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001

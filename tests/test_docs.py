@@ -1,10 +1,8 @@
 """The README and the pages in docs/ name what exists, list what is written, and their code runs."""
 
 import ast
-import csv
 import re
 import runpy
-import statistics
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
@@ -12,21 +10,19 @@ from pkgutil import resolve_name
 import pytest
 import torch
 
-from pbcrl.metrics import cost_model_report
-
 from .every_space import ACTION_SPACES, OBS_SPACES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = ROOT / "cleanrl_scripts"
+NOTEBOOK = sorted((ROOT / "docs" / "notebook").glob("*.md"))
 SHOW_VECTOR_ENVS = [
     "adapters.md",
-    "your-env.md",
     "driving.md",
-    "films.md",
     "robotics.md",
-    "safety-gymnasium.md",
+    "runs.md",
     "scripts.md",
+    "your-env.md",
 ]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -87,141 +83,14 @@ def test_what_computes_an_equation_exists(name):
         assert callable(resolve_name(f"pbcrl.{name}"))
         return
     file, part = name.split("::")
-    banners = re.findall(r"^ *# -- (\d\. [\w ]+?) -+$", read(SCRIPTS / file), re.MULTILINE)
-    assert part in functions(SCRIPTS / file) | set(banners)
+    is_section = re.search(rf"^ *#\W+{re.escape(part)}\b", read(SCRIPTS / file), re.MULTILINE)
+    assert is_section or part in functions(SCRIPTS / file)
 
 
 @pytest.mark.parametrize("node", sorted({name for row in EQUATIONS for name in names(row[3])}))
 def test_a_test_that_holds_an_equation_exists(node):
     file, name = node.split("::")
     assert name in functions(ROOT / "tests" / file)
-
-
-# -- Metrics ---------------------------------------------------------------------------------
-
-
-def keys_of(script: str, *variables: str, added: bool = True) -> set[str]:
-    """The keys that a script puts into the dicts of these names, as its source has them.
-
-    Those that are added to a dict later (`|=`, `name["key"] =`) can be left out.
-    """
-    keys: set[str] = set()
-    nodes = list(ast.walk(ast.parse(read(SCRIPTS / script))))
-    # `for name, ... in [("return", ...), ("true_cost", ...)]` fills in f"upstream_{name}".
-    lists = [n.iter for n in nodes if isinstance(n, ast.For) and isinstance(n.iter, ast.List)]
-    looped = [row.elts[0].value for rows in lists for row in rows.elts]
-    for node in nodes:
-        if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        elif isinstance(node, ast.AugAssign) and added:
-            targets = [node.target]
-        else:
-            continue
-        for target in targets:
-            if ast.unparse(target) in variables and isinstance(node.value, ast.Dict):
-                keys |= constant_keys(node.value)
-            if (
-                added
-                and isinstance(target, ast.Subscript)
-                and ast.unparse(target.value) in variables
-            ):
-                key = ast.unparse(target.slice)
-                keys |= {eval(key, {"name": name}) for name in looped or [""]}
-    return keys
-
-
-def constant_keys(written: ast.Dict) -> set[str]:
-    return {key.value for key in written.keys if isinstance(key, ast.Constant)}
-
-
-def calls(script: str, name: str) -> list[ast.Call]:
-    nodes = ast.walk(ast.parse(read(SCRIPTS / script)))
-    return [n for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == name]
-
-
-def constant(script: str, name: str) -> tuple[str, ...]:
-    """The value that a script gives a name once and for all."""
-    (found,) = (
-        node.value
-        for node in ast.parse(read(SCRIPTS / script)).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name
-    )
-    return ast.literal_eval(found)
-
-
-def returned_by(script: str, function: str) -> set[str]:
-    """The keys of the dict that a function returns."""
-    (found,) = (
-        node
-        for node in ast.walk(ast.parse(read(SCRIPTS / script)))
-        if isinstance(node, ast.FunctionDef) and node.name == function
-    )
-    (written,) = (n.value for n in ast.walk(found) if isinstance(n, ast.Return))
-    assert isinstance(written, ast.Dict)
-    return constant_keys(written)
-
-
-def documented(heading: str, script: str) -> set[str]:
-    table = rows(section(read(ROOT / "docs" / "metrics.md"), heading))
-    scripts = {"ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"}
-    assert {who for _, who, *_ in table} <= {"all", "learners", *scripts}
-    groups = {"all", script} | ({"learners"} if script != "ppo_lag" else set())
-    listed = [names(key)[0] for key, who, *_ in table if who in groups]
-    assert len(listed) == len(set(listed))
-    return set(listed)
-
-
-REPORT = {"step_auroc", *cost_model_report([-1.0, 2.0, 1.0], [0.0, 3.0, 1.0], 1.0)}
-
-
-def line_of(script: str) -> set[str]:
-    """The keys of a line of metrics.jsonl: of every run, of this script, and of its laps."""
-    laps = {f"seconds_{ast.literal_eval(call.args[0])}" for call in calls(script, "run.lap")}
-    own = keys_of(script, "metrics", "tuning") | returned_by(script, "update")
-    return keys_of("pbcrl_script_utils/run.py", "wall") | own | laps
-
-
-def summary_of(script: str) -> set[str]:
-    """The keys of summary.json: of every run, of every evaluation, and of this script."""
-    keys = keys_of("pbcrl_script_utils/run.py", "summary") | keys_of(script, "summary")
-    (finish,) = calls(script, "run.finish")
-    assert isinstance(finish.args[0], ast.Dict)
-    keys |= constant_keys(finish.args[0])
-    if script == "ppo_lag.py":
-        return keys | keys_of("pbcrl_script_utils/evaluation.py", "summary", added=False)
-    return keys | keys_of("pbcrl_script_utils/evaluation.py", "summary") | REPORT
-
-
-def test_the_metrics_of_ppo_lag_are_documented():
-    assert documented("metrics.jsonl", "ppo_lag") == line_of("ppo_lag.py")
-    assert documented("summary.json", "ppo_lag") == summary_of("ppo_lag.py")
-
-
-def test_the_metrics_of_ppo_lag_pbcrl_are_documented():
-    script = "ppo_lag_pbcrl.py"
-    assert documented("metrics.jsonl", "ppo_lag_pbcrl") == line_of(script)
-    pretrained = {f"pretrained_{key}" for key in constant(script, "PRETRAINED")}
-    assert documented("summary.json", "ppo_lag_pbcrl") == summary_of(script) | pretrained
-
-
-def test_the_metrics_of_ppo_lag_rlsf_are_documented():
-    script = "ppo_lag_rlsf.py"
-    assert documented("metrics.jsonl", "ppo_lag_rlsf") == line_of(script)
-    assert documented("summary.json", "ppo_lag_rlsf") == summary_of(script)
-
-
-def test_the_metrics_of_ppo_lag_llm_are_documented():
-    script, page = "ppo_lag_llm.py", read(ROOT / "docs" / "llm.md")
-    lines, summary = section(page, "What it writes").split("`summary.json`")
-    assert {name for row in rows(lines) for name in names(row[0])} == line_of(script)
-    (finish,) = calls(script, "run.finish")
-    own = (keys_of(script, "summary") - {"true_cost_"}) | constant_keys(finish.args[0])
-    by_prompt = {f"true_cost_{name}" for name in ("low", "high", "sheer")}
-    assert {name for row in rows(summary) for name in names(row[0])} == own | by_prompt
-
-
-def test_the_numbers_of_evaluate_are_documented():
-    assert documented("evaluate.py", "ppo_lag_pbcrl") == keys_of("evaluate.py", "result")
 
 
 # -- Arguments -------------------------------------------------------------------------------
@@ -244,7 +113,7 @@ def arguments(script: Path) -> dict[str, str]:
 
 
 def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
-    page = read(ROOT / "docs" / "reading-of-the-policy.md")
+    page = read(ROOT / "docs" / "reading-of-the-paper.md")
     table = rows(section(page, "Settings"))
     assert len(table) > 10
     defaults = arguments(SCRIPTS / "ppo_lag_pbcrl.py")
@@ -372,7 +241,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@each_page
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOK], ids=lambda page: page.name)
 def test_the_links_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?:", target):
@@ -437,17 +306,15 @@ def test_every_page_is_in_one_of_the_four_parts():
     parts = in_nav()
     assert list(parts) == ["Home", "Tutorials", "How-to", "Reference", "Explanation"]
     listed = sorted(page for pages in parts.values() for page in pages)
-    written = [*PAGES[1:], *API, ROOT / "docs" / "results" / "report.md"]
+    written = [*PAGES[1:], *API]
     assert listed == sorted(["flags.md", *(str(p.relative_to(ROOT / "docs")) for p in written)])
 
 
-@pytest.mark.parametrize(
-    "page", [page for part, pages in in_nav().items() if part != "Reference" for page in pages]
-)
-def test_a_page_that_is_read_has_at_most_1500_words(page):
-    """Code and tables of numbers aside."""
-    text = re.sub(r"^\|.*\|$", "", prose(ROOT / "docs" / page), flags=re.MULTILINE)
-    assert len(text.split()) <= 1500
+def test_the_site_links_to_the_notebook_once():
+    linked = [read(page).count("](notebook/") for page in PAGES[1:]]
+    assert sum(linked) == 1
+    index = read(ROOT / "docs" / "notebook" / "README.md")
+    assert [page.name for page in NOTEBOOK if f"]({page.name})" not in index] == ["README.md"]
 
 
 @pytest.mark.parametrize("script", ["ppo_lag_pbcrl.py", "ppo_lag_llm.py", "evaluate.py", "demo.py"])
@@ -460,23 +327,22 @@ def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
     assert f"- **`{listed[0][0]}`** (" in hooks["flags_page"]()
 
 
-def test_the_results_of_the_readme_are_means_over_the_seeds_of_runs_csv():
-    """To the digits shown, of the tasks by their own limits."""
-    with (ROOT / "docs" / "results" / "runs.csv").open(newline="") as file:
-        runs = list(csv.DictReader(file))
-    found = rows(section(read(ROOT / "README.md"), "Results"))
-    assert len(found) == 8
-    for task, seeds, *cells in found:
-        name, limit = task.split(", ")
-        ours = "pbcrl_rate" if name.startswith("Driving") else "pbcrl_accept"
-        for variant, cell in zip(("ppo_lag", ours), cells, strict=True):
-            of = [
-                run
-                for run in runs
-                if run["variant"] == variant and re.fullmatch(rf"{name}-v\d", run["env_id"])
-            ]
-            assert [float(run["true_limit"]) for run in of] == [float(limit)] * int(seeds)
-            for shown, key in zip(cell.split(", "), ("return", "true_cost"), strict=True):
-                digits = len(shown.partition(".")[2])
-                mean = statistics.mean(float(run[key]) for run in of)
-                assert f"{mean:,.{digits}f}" == shown
+def test_the_tables_of_results_are_what_the_runs_say():
+    made = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+    for page in made["PAGES"]:
+        assert made["with_tables"](read(page)) == read(page), "run python docs/make_tables.py"
+
+
+def test_an_interval_is_by_students_t_over_seeds():
+    """1, 2, 3 have the standard error 1 / √3, and t with 2 degrees of freedom has 4.303."""
+    made = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+    assert made["interval"]([1.0, 2.0, 3.0], 2) == "2.00 ± 2.48"
+    assert made["interval"]([7.0], 1) == "7.0"
+
+
+def test_the_last_fifth_of_training_is_a_mean_over_its_episodes():
+    made = runpy.run_path(str(ROOT / "docs" / "make_tables.py"))
+    points = [(80, 100, 9.0), (90, 3, 1.0), (95, 0, ""), (100, 1, 5.0)]
+    names = "env_steps", "episodes", "true_cost"
+    rows = [dict(zip(names, map(str, point), strict=True)) for point in points]
+    assert made["last_fifth"](rows) == 2.0

@@ -315,7 +315,7 @@ CostModelTrainer(model, rng=np.random.default_rng(0)).gradient_step(buffer.batch
 print(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 """
     # Two threads would wait for each other on a busy machine; the heap fragments at random
-    # (docs/speed.md).
+    # (docs/notebook/speed-cost-model.md).
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1000000"}
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env, check=True)
     assert 0.3e6 < int(done.stdout) < 1.5e6  # kB

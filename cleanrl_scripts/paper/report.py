@@ -4,8 +4,8 @@
 
 `--earlier FOLDER` counts the runs of an earlier report as well, from its two CSV files, and shows
 its figures where there is no data to draw them again, so that run folders need not be kept:
-`--runs-dir none --earlier docs/results` writes the tables of the results in the documentation
-again.
+`--runs-dir none --earlier docs/results --out docs/results` writes the documentation's report again,
+from whose CSV files `docs/make_tables.py` makes the tables of README and results.
 
 A run whose folder is not called `ENV__VARIANT__SEED` is identified by its `args.json`; a script of
 your own is a method by its name. Runs that no table of the paper has are reported at the end. A

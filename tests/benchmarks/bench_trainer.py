@@ -5,7 +5,7 @@ autograd straight through. The other two are `CostModelTrainer`, in float32 and 
 Each way runs in a process of its own, which is measured whole: PyTorch takes 0.2 to 0.3 GB of it,
 and the steps are read from memory-mapped files, of which what was read counts too.
 
-`python tests/benchmarks/bench_trainer.py` prints the tables of docs/speed.md.
+`python tests/benchmarks/bench_trainer.py` prints the tables of docs/notebook/speed-cost-model.md.
 """
 
 from __future__ import annotations

@@ -1,0 +1,198 @@
+"""Writes the tables of results into README.md and docs/results.md, from the CSV files of the runs.
+
+    python docs/make_tables.py            # after rows of docs/results/runs.csv have changed
+    python docs/make_tables.py --check    # only compares, as a test does
+
+A table stands between `<!-- table NAME -->` and `<!-- end of table -->`. Every number is a mean
+over seeds with its 95 % interval, by Student's t with n - 1 degrees of freedom; of one seed there
+is none. The cost in the last fifth of training is a mean over episodes: those of the iterations in
+curves.csv, some hundred per run, after 80 % of the env steps. Where a run of a cell has no curves,
+the cell shows the last tenth, which runs.csv has of every run, and says so.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "README.md", ROOT / "docs" / "results.md"
+
+TASKS = {
+    "SafetyPointGoal1-v0": "pbcrl_accept",
+    "SafetyPointPush1-v0": "pbcrl_accept",
+    "SafetyPointButton1-v0": "pbcrl_accept",
+    "SafetyHalfCheetahVelocity-v1": "pbcrl_accept",
+    "SafetyWalker2dVelocity-v1": "pbcrl_accept",
+    "SafetyHumanoidVelocity-v1": "pbcrl_accept",
+    "DrivingLaneChange-v0": "pbcrl_rate",
+    "DrivingBlockedRoad-v0": "pbcrl_rate",
+}
+"""Each task, and the variant that the scripts train there by default."""
+
+METHODS = {
+    "ppo_lag": "PPO-Lag, told the true cost",
+    "pbcrl_accept": "PbCRL, λ by fresh labels",
+    "pbcrl_rate": "PbCRL, λ by fresh labels",
+    "pbcrl": "PbCRL, `learned` (the paper's)",
+    "ppo_bt": "PPO-BT",
+    "rlsf": "RLSF (ours)",
+    "pbcrl_constant": "PbCRL, λ = 5",
+}
+
+ABLATIONS = {
+    ("SafetyPointGoal1-v0", "dead_zone_0"): "δ = 0",
+    ("SafetyPointGoal1-v0", "dead_zone_0.1"): "δ = 0.1",
+    ("SafetyPointGoal1-v0", "pbcrl"): "δ = 1, PbCRL, `learned`",
+    ("SafetyPointGoal1-v0", "dead_zone_2"): "δ = 2",
+    ("SafetyPointGoal1-v0", "pbcrl_offline"): "δ = 1, all queries offline",
+    ("DrivingBlockedRoad-v0", "pbcrl"): "PbCRL, `learned`, no label flipped",
+    ("DrivingBlockedRoad-v0", "pbcrl_noise_5"): "PbCRL, 5 % of the preferences flipped",
+    ("DrivingBlockedRoad-v0", "pbcrl_noise_10"): "PbCRL, 10 %",
+    ("DrivingBlockedRoad-v0", "pbcrl_noise_30"): "PbCRL, 30 %",
+    ("DrivingBlockedRoad-v0", "ppo_bt"): "PPO-BT, no label flipped",
+    ("DrivingBlockedRoad-v0", "ppo_bt_noise_5"): "PPO-BT, 5 %",
+    ("DrivingBlockedRoad-v0", "ppo_bt_noise_10"): "PPO-BT, 10 %",
+    ("DrivingBlockedRoad-v0", "ppo_bt_noise_30"): "PPO-BT, 30 %",
+}
+"""Changes of the paper's method, as its tables have them."""
+
+COLUMNS = (
+    "task, limit",
+    "method",
+    "seeds",
+    "stochastic policy: return",
+    "true cost",
+    "last fifth of training: true cost",
+    "deterministic policy: true cost",
+    "return",
+)
+"""Of each table; the README leaves the last one out."""
+
+
+Key = tuple[str, str, str]
+"""Env id, variant and seed of a run."""
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file in docs/results."""
+    with (ROOT / "docs" / "results" / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def interval(values: Sequence[float], digits: int) -> str:
+    """Mean ± half of its 95 % interval over seeds; the mean alone of a single one.
+
+    `[1, 2, 3]` is 2 ± 2.5: the quantile of t with 2 degrees of freedom, 4.30, times 1 / √3.
+    """
+    mean = f"{round(float(np.mean(values)), digits) + 0.0:,.{digits}f}"  # + 0.0: no -0.00
+    if len(values) < 2:
+        return mean
+    half = student.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{mean} ± {half:,.{digits}f}"
+
+
+def last_fifth(points: Sequence[dict[str, str]]) -> float:
+    """Mean true cost of the training episodes after 80 % of the env steps of a run."""
+    total = max(int(point["env_steps"]) for point in points)
+    late = [p for p in points if int(p["env_steps"]) > 0.8 * total and p["true_cost"]]
+    costs = [float(point["true_cost"]) for point in late]
+    return float(np.average(costs, weights=[int(point["episodes"]) for point in late]))
+
+
+def cells(
+    task: str, method: str, runs: Sequence[dict[str, str]], curves: dict[Key, list[dict[str, str]]]
+) -> list[str]:
+    """One row of a table: the runs of a method on a task."""
+    limit = float(runs[0]["true_limit"])
+    of_cost = 3 if limit < 1 else 1
+    of_return = 0 if abs(float(runs[0]["return"])) >= 1000 else 1
+    keys = [(run["env_id"], run["variant"], run["seed"]) for run in runs]
+    if all(key in curves for key in keys):
+        late = interval([last_fifth(curves[key]) for key in keys], of_cost)
+    else:
+        late = f"{interval(column(runs, 'true_cost_last_tenth'), of_cost)} (last tenth)"
+    return [
+        f"{task.rpartition('-')[0]}, {limit:g}",
+        method,
+        f"{len(runs)}",
+        interval(column(runs, "return_stochastic"), of_return),
+        interval(column(runs, "true_cost_stochastic"), of_cost),
+        late,
+        interval(column(runs, "true_cost"), of_cost),
+        interval(column(runs, "return"), of_return),
+    ]
+
+
+def column(runs: Sequence[dict[str, str]], key: str) -> list[float]:
+    """Return a number of each run."""
+    return [float(run[key]) for run in runs]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown, whose first row is its head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
+def tables() -> dict[str, str]:
+    """Return the tables by name, in Markdown."""
+    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for run in read("runs.csv"):
+        runs.setdefault((run["env_id"], run["variant"]), []).append(run)
+    curves: dict[Key, list[dict[str, str]]] = {}
+    for point in read("curves.csv"):
+        key = point["env_id"], point["variant"], point["seed"]
+        curves.setdefault(key, []).append(point)
+
+    def row(task: str, variant: str, method: str) -> list[str]:
+        return cells(task, method, runs[task, variant], curves)
+
+    made = {name: [list(COLUMNS)] for name in ("results", "methods", "constant", "ablations")}
+    for task, default in TASKS.items():
+        for variant in (v for v in METHODS if (task, v) in runs):
+            made["methods"].append(row(task, variant, METHODS[variant]))
+            if variant in ("ppo_lag", default):
+                made["results"].append(made["methods"][-1])
+        if task.startswith("Driving"):
+            prices = {
+                float(variant.removeprefix("pbcrl_constant").lstrip("_") or 5): variant
+                for env_id, variant in runs
+                if env_id == task and variant.startswith("pbcrl_constant")
+            }
+            made["constant"] += [row(task, prices[p], f"λ = {p:g}") for p in sorted(prices)]
+    for (task, variant), method in ABLATIONS.items():
+        made["ablations"].append(row(task, variant, method))
+    made["results"] = [found[:-1] for found in made["results"]]
+    return {name: markdown(rows) for name, rows in made.items()}
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables as they are now."""
+    made = tables()
+    return re.sub(
+        r"(<!-- table (\w+) -->).*?(<!-- end of table -->)",
+        lambda found: f"{found[1]}\n\n{made[found[2]]}\n\n{found[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Write the tables, or say which page has others."""
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        new = with_tables(old)
+        if new != old and "--check" in sys.argv:
+            raise SystemExit(f"error: {page} has other tables; run python docs/make_tables.py")
+        page.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
