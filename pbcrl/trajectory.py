@@ -299,8 +299,8 @@ def require_outcomes(trajectories: Sequence[Trajectory], what: str) -> None:
     if bare:
         raise ValueError(
             f"{what} has rewards, ends and final observations, but {bare} of {len(trajectories)} "
-            "trajectories were recorded without them; record them again with a wrapper of this "
-            "version, or add them: Trajectory(..., rewards=, terminated=, final_obs=)"
+            "trajectories were recorded without them; record them with a wrapper of this package, "
+            "or add them: Trajectory(..., rewards=, terminated=, final_obs=)"
         )
 
 

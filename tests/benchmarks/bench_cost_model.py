@@ -25,6 +25,7 @@ from gymnasium.spaces import Box
 
 import pbcrl_envs
 from pbcrl import (
+    BatchLabel,
     CostModel,
     CostModelTrainer,
     DeadZone,
@@ -126,7 +127,10 @@ def calibration_of(
             for i in range(len(costs))
         ][:left]
         judge = SyntheticOracle(oracle.cost_limit)
-        accepted = np.array([judge.accepts(batch) for batch in batches], dtype=np.float64)
+        for batch in batches:
+            judge.submit_batch(batch)
+        labels = [label for label in judge.collect().values() if isinstance(label, BatchLabel)]
+        accepted = np.array([label.safe for label in labels])
         return calibrate_limit(costs[:left].mean(axis=1), accepted)
     members, safe = episodes.labelled_pairs.ravel(), episodes.labels[:, 1:].ravel()
     compared, first = np.unique(members, return_index=True)

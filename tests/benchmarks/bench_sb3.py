@@ -142,8 +142,8 @@ def constrained(args: Args, seed: int) -> Result:
         iteration += 1
         feedback.add(episodes)
         if iteration % args.finetune_interval == 0:
-            feedback.ask(args.online_queries * iteration // iterations, model=model)
-            trainer.finetune(train, num_new=len(feedback.collect()))
+            due = args.online_queries * iteration // iterations
+            trainer.finetune(train, num_new=len(feedback.round(due, model=model).pairs))
         if iteration % 10 == 0:
             costs, learned = [one.true_cost for one in episodes], model.score(episodes)
             print(
