@@ -11,23 +11,20 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 import torch
-import torch.nn.functional as F
 from gymnasium.spaces import Box, Space
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pbcrl.errors import MismatchError, NonFiniteError, UnsupportedError
+from pbcrl.errors import MismatchError, NonFiniteError, require_in
 from pbcrl.spaces import act_dim_of, obs_shape_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, padded_chunks
-
-Output = Literal["linear", "tanh", "softplus"]
 
 KIND = "cost-model"
 """Of checkpoints, of a single model and of an ensemble."""
@@ -36,10 +33,6 @@ _INPUT_CLIP = 10.0
 # Waking a second thread for so few takes longer than scoring them, and it then spins for a while,
 # on a core that the physics of the environments needs.
 _FEW_NUMBERS = 2**16
-_REMEDY = (
-    "train a model on such episodes, or, if the segments were labelled by their share of the "
-    "limit, call prorate({steps})"
-)
 
 
 class LearnedCost(nn.Module, ABC):
@@ -202,11 +195,7 @@ class LearnedCost(nn.Module, ABC):
             ValueError: If there is a horizon, and it is another.
         """
         if self.horizon is not None and time_limit != self.horizon:
-            raise ValueError(
-                f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
-                f"but episodes here have a time limit of {time_limit}; "
-                f"{_REMEDY.format(steps=time_limit)}"
-            )
+            self._refuse(time_limit, f"but episodes here have a time limit of {time_limit}")
 
     def check_length(self, steps: int) -> None:
         """Refuse a trajectory that is longer than the horizon; shorter ones have ended early.
@@ -215,27 +204,23 @@ class LearnedCost(nn.Module, ABC):
             ValueError: If `steps` is above the horizon.
         """
         if self.horizon is not None and steps > self.horizon:
-            raise ValueError(
-                f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
-                f"got a trajectory of {steps}; {_REMEDY.format(steps=steps)}"
-            )
+            self._refuse(steps, f"got a trajectory of {steps}")
+
+    def _refuse(self, steps: int, finding: str) -> NoReturn:
+        raise ValueError(
+            f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
+            f"{finding}; train a model on such episodes, or, if the segments were labelled by "
+            f"their share of the limit, call prorate({steps})"
+        )
 
 
 class CostModel(LearnedCost):
     r"""A network of (s, a), by default an MLP, whose sum over an episode is its learned cost.
 
-    What a step may cost, where z is the output of the network:
+    .. math:: c_ψ(s, a) = output_scale · z_ψ(s, a)
 
-    - `"linear"`: output_scale · z. Signed and unbounded, the paper's; the learned limit is 0.
-    - `"tanh"`: output_scale · tanh z, so that |c| <= output_scale: no single step can outweigh
-      many others. The learned limit is 0.
-    - `"softplus"`: output_scale · ln(1 + e^z) > 0, like a true cost: no step makes up for what
-      others have cost. The limit is learned with the network, by the safety loss:
-
-    .. math:: limit = horizon · output_scale · ln(1 + e^b)
-
-    with a trained number b: as if every step had the output b. The last layer starts at zero, and
-    so does b, so that an untrained model judges every (full-length) episode to lie exactly on the
+    with z the output of the network. It is signed and unbounded, and the learned limit is 0. The
+    last layer starts at zero, so that an untrained model judges every episode to lie exactly on the
     limit: the sum of a thousand outputs of a default-initialised layer would start where every
     sigmoid is saturated.
 
@@ -260,21 +245,19 @@ class CostModel(LearnedCost):
             makes a step costly; with a factor of about 1/√T they do
             (`tests/benchmarks/bench_cost_model.py`). None is horizon ** -0.5, and 0.03, for a
             thousand steps, without a horizon. `prorate` does not change it.
-        output: What a step may cost, see above.
         horizon: Steps of a full-length trajectory: the env's time limit, or the length of segments.
-            Longer ones are refused. None takes any, which `"softplus"` cannot.
+            Longer ones are refused. None takes any.
         net: Custom network, in place of the MLP.
 
     Raises:
         TypeError: If a space is no `gymnasium.spaces.Space`.
         ValueError: If a space has no fixed length, a size, `horizon` or `output_scale` is not
-            positive, `discount` is outside (0, 1], an option is unknown, or a network depends on
-            more than the single step.
+            positive, `discount` is outside (0, 1], or a network depends on more than the single
+            step.
     """
 
     input_mean: Tensor
     input_scale: Tensor
-    limit_output: nn.Parameter | None
 
     def __init__(
         self,
@@ -284,7 +267,6 @@ class CostModel(LearnedCost):
         hidden_sizes: Sequence[int] = (64, 64),
         discount: float = 1.0,
         output_scale: float | None = None,
-        output: Output = "linear",
         horizon: int | None = None,
         net: nn.Module | None = None,
     ) -> None:
@@ -296,33 +278,17 @@ class CostModel(LearnedCost):
                     "env.observation_space and env.action_space, or use CostModel.for_env(env)"
                 )
         self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
-        if min(*self.obs_shape, self.act_dim, *hidden_sizes) < 1:
-            raise ValueError(
-                "obs_shape, act_dim and hidden_sizes must be positive, got "
-                f"{self.obs_shape}, {self.act_dim} and {tuple(hidden_sizes)}"
-            )
-        if not 0 < discount <= 1:
-            raise ValueError(f"discount must lie in (0, 1], got {discount}; 1 is no discounting")
-        if output_scale is not None and not 0 < output_scale < math.inf:
-            raise ValueError(
-                f"output_scale must be > 0 and finite, got {output_scale}; 1 is the bare output"
-            )
-        if output not in get_args(Output):
-            raise ValueError(f"output must be one of {get_args(Output)}, got {output!r}")
-        if horizon is not None and horizon < 1:
-            raise ValueError(f"horizon counts steps and must be >= 1, got {horizon}; None is any")
-        if output == "softplus" and horizon is None:
-            raise ValueError(
-                "a cost that is never negative adds up with the steps, so its limit needs their "
-                "number, got horizon=None; pass the env's time limit, or the length of segments"
-            )
+        require_in("[1, inf)", hidden_sizes=min(hidden_sizes, default=1))
+        require_in("(0, 1]", discount=discount, remedy="1 is no discounting")
+        if horizon is not None:
+            require_in("[1, inf)", horizon=horizon, remedy="None is any number of steps")
         if output_scale is None:
             output_scale = 0.03 if horizon is None else horizon**-0.5
+        require_in("(0, inf)", output_scale=output_scale, remedy="1 is the bare output")
         self.num_members = 1
         self.hidden_sizes = tuple(hidden_sizes)
         self.discount = discount
         self.output_scale = output_scale
-        self.output: Output = output
         self.horizon = horizon
         if net is not None:
             _require_one_step(net)
@@ -331,8 +297,6 @@ class CostModel(LearnedCost):
             self.net = ConvNet(self.obs_shape, self.act_dim, hidden_sizes)
         else:
             self.net = MLP(self.obs_dim + self.act_dim, hidden_sizes)
-        softplus = output == "softplus"
-        self.limit_output = nn.Parameter(torch.zeros(())) if softplus else None
         # Pixels have their scale already.
         num_scaled = self.act_dim + (self.obs_dim if len(self.obs_shape) == 1 else 0)
         self.register_buffer("input_mean", torch.zeros(num_scaled))
@@ -365,61 +329,18 @@ class CostModel(LearnedCost):
 
     @property
     def learned_limit(self) -> float:
-        """Highest C_ψ that is judged safe, per trajectory of `horizon` steps."""
-        with torch.no_grad():
-            return float(self._limit())
+        """0: the unit of the costs is arbitrary, and training puts the limit there."""
+        return 0.0
 
     def prorate(self, horizon: int) -> None:
         """Let the limit hold for longer or shorter trajectories; see `LearnedCost.prorate`."""
-        if self.horizon is None or horizon < 1:
+        if self.horizon is None:
             raise ValueError(
-                "a limit is prorated from one number of steps >= 1 to another, got "
-                f"{self.horizon} and {horizon}; a model with horizon=None takes any length"
+                f"a limit is prorated from one number of steps to another, got None and {horizon}; "
+                "a model with horizon=None takes any length"
             )
+        require_in("[1, inf)", horizon=horizon)
         self.horizon = horizon
-
-    def recalibrate(self, scale: float, limit: float) -> None:
-        """Change the costs, so that an episode has scale · (C - limit) where it had C.
-
-        For what `calibrate_limit` returns: then 0 is the limit. Each of an episode's `horizon`
-        steps takes its share of it.
-
-        Args:
-            scale: a > 0.
-            limit: b, in units of the cost as it is.
-
-        Raises:
-            UnsupportedError: If the network is a custom one, the output is not linear, or the model
-                has no horizon or discounts.
-            ValueError: If `scale` is not > 0 and finite, or `limit` is not finite.
-        """
-        if not 0 < scale < math.inf or not math.isfinite(limit):
-            raise ValueError(
-                f"a cost is recalibrated by a finite scale > 0 and limit, got {scale} and {limit}; "
-                "pass what calibrate_limit returned"
-            )
-        net = self.net.mlp if isinstance(self.net, ConvNet) else self.net
-        if not isinstance(net, MLP) or self.output != "linear" or self.horizon is None:
-            raise UnsupportedError(
-                "only a linear output of this package's networks, with a horizon, can be "
-                f"recalibrated, got {_name(self.net)} with output={self.output!r} and "
-                f"horizon={self.horizon}; use scale * (score - limit) of its scores instead"
-            )
-        if self.discount < 1:
-            raise UnsupportedError(
-                f"a discounted cost is not recalibrated step by step, got discount={self.discount}"
-            )
-        last = net[-1]
-        assert isinstance(last, nn.Linear)
-        with torch.no_grad():
-            last.weight.mul_(scale)
-            last.bias.sub_(limit / (self.horizon * self.output_scale)).mul_(scale)
-
-    def limit_per_step(self) -> Tensor | float:
-        """Return the limit's share of a step, that of the first if steps are discounted."""
-        if self.limit_output is None:
-            return 0.0
-        return self.output_scale * F.softplus(self.limit_output)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the cost of each step.
@@ -429,7 +350,7 @@ class CostModel(LearnedCost):
             actions: Executed actions a_t, (..., act_dim).
 
         Returns:
-            c_ψ(s_t, a_t), (...,), per step; below the limit's share of a step is safer.
+            c_ψ(s_t, a_t), (...,), per step; lower is safer.
 
         Raises:
             TypeError: If images are not uint8.
@@ -446,12 +367,13 @@ class CostModel(LearnedCost):
                 f"a network must return one number per step, {tuple(batch)} or {(*batch, 1)}, got "
                 f"{tuple(output.shape)}; fix the forward of {type(self.net).__name__}"
             )
-        return self._cost_of(output)
+        if output.dtype in (torch.float16, torch.bfloat16):
+            output = output.float()  # a sum over a thousand steps would lose the small ones
+        return self.output_scale * output
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return C_ψ minus the limit as the only member's, (1, B)."""
-        excess: Tensor = self.trajectory_cost(obs, actions, mask) - self._limit()
-        return excess[None]
+        """Return C_ψ, whose limit is 0, as the only member's, (1, B)."""
+        return self.trajectory_cost(obs, actions, mask)[None]
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
@@ -527,18 +449,13 @@ class CostModel(LearnedCost):
     def config(self) -> dict[str, Any]:
         """Return what `from_config` needs besides the tensors, as JSON can hold it."""
         return {
-            "obs_dim": self.obs_dim,
             "obs_shape": list(self.obs_shape),
             "act_dim": self.act_dim,
             "hidden_sizes": list(self.hidden_sizes),
             "discount": self.discount,
             "output_scale": self.output_scale,
-            "output": self.output,
             "horizon": self.horizon,
             "net": None if isinstance(self.net, MLP | ConvNet) else _name(self.net),
-            # A version from before there were outputs refuses all but the linear one by this.
-            "aggregation": "sum" if self.output == "linear" else f"sum of {self.output}",
-            "learned_limit": self.learned_limit,
         }
 
     @classmethod
@@ -555,15 +472,8 @@ class CostModel(LearnedCost):
         Raises:
             MismatchError: If they do not fit each other or `net`.
         """
-        output = config.get("output", "linear")
-        if config["aggregation"] != ("sum" if output == "linear" else f"sum of {output}") or (
-            output != "softplus" and config["learned_limit"] != 0.0
-        ):
-            raise MismatchError(
-                f"{path} holds a cost model that sums to another limit ({config}); this version "
-                "reads summed costs, whose learned limit is 0 unless the output is softplus"
-            )
-        custom = config.get("net")
+        sizes = dict(config)
+        custom = sizes.pop("net")
         if (net is None) != (custom is None):
             found = custom or "the MLP of this package"
             given = "none" if net is None else _name(net)
@@ -575,16 +485,8 @@ class CostModel(LearnedCost):
         # Empty tensors and bare spaces: no size that a file claims takes memory before it has
         # proven true.
         with torch.device("meta"):
-            model = cls(
-                Space(config.get("obs_shape", [config["obs_dim"]])),
-                Space([config["act_dim"]]),
-                hidden_sizes=config["hidden_sizes"],
-                discount=config["discount"],
-                output_scale=config["output_scale"],
-                output=output,
-                horizon=config.get("horizon"),
-                net=net,
-            )
+            obs_space: Space[Any] = Space(sizes.pop("obs_shape"))
+            model = cls(obs_space, Space([sizes.pop("act_dim")]), net=net, **sizes)
         try:
             model.load_state_dict(tensors, assign=True)
         except RuntimeError as error:
@@ -593,24 +495,6 @@ class CostModel(LearnedCost):
                 f"{' '.join(str(error).split())}; pass the one that the model was made with"
             ) from error
         return model
-
-    def _cost_of(self, output: Tensor) -> Tensor:
-        """The cost of a step from the output of the network."""
-        if output.dtype in (torch.float16, torch.bfloat16):
-            output = output.float()  # a sum over a thousand steps would lose the small ones
-        if self.output == "tanh":
-            output = output.tanh()
-        elif self.output == "softplus":
-            output = F.softplus(output)
-        return self.output_scale * output
-
-    def _limit(self) -> Tensor | float:
-        if self.horizon is None:
-            return 0.0
-        steps: float = self.horizon
-        if self.discount < 1:
-            steps = (1 - self.discount**self.horizon) / (1 - self.discount)
-        return steps * self.limit_per_step()
 
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         mean, scale = self.input_mean, self.input_scale

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+from pbcrl.errors import require_in
+
 
 class DeadZone:
     r"""Finds the δ at which the cost model predicts as many violations as the labels hold.
@@ -36,10 +38,7 @@ class DeadZone:
                 f"a dead zone needs 0 <= initial <= maximum < inf, got initial={initial} and "
                 f"maximum={maximum}; initial=0 is plain Bradley-Terry"
             )
-        if not 0 <= lr < math.inf:
-            raise ValueError(
-                f"lr must be >= 0 and finite, got {lr}; use 0 to keep the dead zone fixed"
-            )
+        require_in("[0, inf)", lr=lr, remedy="0 keeps the dead zone fixed")
         self.value = float(initial)
         """δ, to be passed to the loss; set it to restore a saved one."""
         self._lr = lr
@@ -58,16 +57,12 @@ class DeadZone:
         Raises:
             ValueError: If a rate is outside [0, 1] or NaN; δ is left as it was.
         """
-        rates = {
-            "predicted_violation_rate": predicted_violation_rate,
-            "violation_rate": violation_rate,
-        }
-        for name, rate in rates.items():
-            if not 0 <= rate <= 1:
-                raise ValueError(
-                    f"{name} must lie in [0, 1], got {rate}; pass the share of unsafe among the "
-                    "labelled trajectories, and skip the update if there are none"
-                )
+        require_in(
+            "[0, 1]",
+            predicted_violation_rate=predicted_violation_rate,
+            violation_rate=violation_rate,
+            remedy="skip the update if no trajectory is labelled",
+        )
         step = 2 * self._lr * (predicted_violation_rate - violation_rate)
         self.value = min(max(self.value - step, 0.0), self._maximum)
         return self.value

@@ -6,7 +6,6 @@ that members agree where the labels decide the cost of a step, and differ where 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pbcrl.cost_model import KIND, CostModel, LearnedCost
-from pbcrl.errors import MismatchError
+from pbcrl.errors import MismatchError, require_in
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
 
@@ -23,16 +22,13 @@ from pbcrl.trajectory import Trajectory
 class CostModelEnsemble(LearnedCost):
     r"""The mean of M cost models, plus κ standard deviations where they disagree.
 
-    .. math:: c(s, a) = mean_m c_m(s, a) + κ sd_m(c_m(s, a) - limit_m / horizon)
+    .. math:: c(s, a) = mean_m c_m(s, a) + κ sd_m(c_m(s, a))
 
     The deviation is taken step by step, so that step costs still sum to the trajectory cost, and a
-    policy is charged for the steps that are unknown. It is that of the population, after each
-    member's share of its own limit per step, so that softplus members which differ in nothing but
-    the level of cost and limit agree. Over a trajectory, the deviations of its steps add up to at
-    least that of its sum, and to about √T times as much if members disagree without a pattern: a
-    small κ goes a long way. κ = 0 is the plain mean, negative ones are optimistic.
-
-    The limit is the mean of the members' limits: 0, unless they have learned one.
+    policy is charged for the steps that are unknown. It is that of the population. Over a
+    trajectory, the deviations of its steps add up to at least that of its sum, and to about √T
+    times as much if members disagree without a pattern: a small κ goes a long way. κ = 0 is the
+    plain mean, negative ones are optimistic. The limit is that of the members, 0.
 
     Args:
         members: M >= 2 models of the same sizes, discount and horizon, each its own object.
@@ -45,20 +41,15 @@ class CostModelEnsemble(LearnedCost):
 
     def __init__(self, members: Sequence[CostModel], *, pessimism: float = 0.0) -> None:
         super().__init__()
-        if len(set(map(id, members))) != len(members) or len(members) < 2:
-            raise ValueError(
-                f"an ensemble needs two different members or more, got {len(members)} of which "
-                f"{len(set(map(id, members)))} are different; use the CostModel itself if it is one"
-            )
         kinds = [(m.obs_shape, m.act_dim, m.discount, m.horizon) for m in members]
-        for found in kinds:
-            if found != kinds[0]:
-                raise ValueError(
-                    "the members of an ensemble judge the same trajectories, so their obs_shape, "
-                    f"act_dim, discount and horizon must be the same, got {kinds[0]} and {found}"
-                )
-        if not math.isfinite(pessimism):
-            raise ValueError(f"pessimism must be finite, got {pessimism}; 0 is the plain mean")
+        if not 2 <= len(members) == len(set(map(id, members))) or len(set(kinds)) > 1:
+            raise ValueError(
+                "an ensemble needs two different members or more, with the same obs_shape, "
+                f"act_dim, discount and horizon, got {len(set(map(id, members)))} different ones "
+                f"of {len(members)} with {sorted(set(map(str, kinds)))}; use the CostModel itself "
+                "if it is one"
+            )
+        require_in("(-inf, inf)", pessimism=pessimism, remedy="0 is the plain mean")
         self.obs_shape, self.act_dim, self.discount, self.horizon = kinds[0]
         self.num_members = len(members)
         self.members = nn.ModuleList(members)
@@ -66,8 +57,8 @@ class CostModelEnsemble(LearnedCost):
 
     @property
     def learned_limit(self) -> float:
-        """Mean of the members' limits, per trajectory."""
-        return math.fsum(member.learned_limit for member in self._models()) / self.num_members
+        """0, as that of each member."""
+        return 0.0
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the pessimistic cost of each step: (..., *obs_shape), (..., act_dim) -> (...,)."""
@@ -75,13 +66,10 @@ class CostModelEnsemble(LearnedCost):
         mean = cost.mean(dim=0)
         if self.pessimism == 0:
             return mean
-        excess = torch.stack(
-            [one - model.limit_per_step() for one, model in zip(cost, self._models(), strict=True)]
-        )
-        return mean + self.pessimism * excess.std(dim=0, correction=0)
+        return mean + self.pessimism * cost.std(dim=0, correction=0)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return each member's C_ψ minus its own limit, without pessimism, (M, B)."""
+        """Return each member's C_ψ, whose limit is 0, without pessimism, (M, B)."""
         return torch.cat([member.member_excess(obs, actions, mask) for member in self._models()])
 
     def prorate(self, horizon: int) -> None:
@@ -103,9 +91,6 @@ class CostModelEnsemble(LearnedCost):
         config = {
             "members": [member.config() for member in self._models()],
             "pessimism": self.pessimism,
-            # A version from before there were ensembles refuses them by these.
-            "aggregation": "sum of mean + pessimism * sd",
-            "learned_limit": self.learned_limit,
         }
         meta: Mapping[str, Any] = {"config": config, "info": info}
         save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta)

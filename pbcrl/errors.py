@@ -1,5 +1,7 @@
 """The states that a caller may want to catch; wrong arguments are plain `ValueError`s.
 
+`require_in` checks the commonest of them, a number.
+
 Every message has three parts: the rule, what was found, what to do next.
 """
 
@@ -42,3 +44,23 @@ class FormatVersionError(StorageError):
 
 class MismatchError(StorageError):
     """A file is sound but belongs to something else: another environment, spaces or kind."""
+
+
+def require_in(interval: str, *, remedy: str = "", **numbers: float) -> None:
+    """Refuse numbers that lie outside of an interval; NaN lies in none.
+
+    Args:
+        interval: Such as "(0, 1]" or "[0, inf)"; a round bracket leaves its end out.
+        remedy: What to do next, if the interval does not tell.
+        **numbers: By the name of the argument.
+
+    Raises:
+        ValueError: If one lies outside.
+    """
+    low, high = map(float, interval[1:-1].split(","))
+    for name, number in numbers.items():
+        above = number >= low if interval[0] == "[" else number > low
+        below = number <= high if interval[-1] == "]" else number < high
+        if not (above and below):
+            hint = f"; {remedy}" if remedy else ""
+            raise ValueError(f"{name} must lie in {interval}, got {number}{hint}")

@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import NonFiniteError, require_in
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # Adam's usual constants
 _SOFTPLUS_FLOOR = 0.001
@@ -21,35 +21,24 @@ _SIGNED = ("first_moment", "raw", "smoothed_excess", "smoothed_cost")  # parts o
 
 
 class Multiplier(ABC):
-    """What the rules share: λ in [floor, cap], moved once per iteration in which an episode ended.
+    """What the rules share: λ in [0, cap], moved once per iteration in which an episode ended.
 
     Args:
-        lr: Step size of the rule, > 0.
-        initial: First λ, in [floor, cap]; 0 with `limit=inf`, or the first iteration prices cost.
+        lr: Step size of the rule, >= 0; 0 is a constant λ.
+        initial: First λ, in [0, cap]; 0 with `limit=inf`, or the first iteration prices cost.
         cap: Highest λ, > 0. Against a limit that no policy can meet, λ grows without end otherwise.
-        floor: Lowest λ, in [0, cap], save with `limit=inf`. At 0 a long safe phase makes cost free:
-            the policy relapses, and the limit is broken until λ has risen again.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float, initial: float, cap: float, floor: float) -> None:
-        if not 0 < lr < math.inf:
-            raise ValueError(f"lr must be > 0 and finite, got {lr}")
-        if not cap > 0:
-            raise ValueError(f"cap must be > 0, got {cap}; inf is no cap")
-        if not 0 <= initial < math.inf:
-            raise ValueError(f"initial must be >= 0 and finite, got {initial}")
-        if initial > cap:
-            raise ValueError(f"initial must be at most cap, got {initial} and {cap}")
-        if not floor >= 0:
-            raise ValueError(f"floor must be >= 0, got {floor}; 0 is the floor of any multiplier")
-        if initial < floor:
-            raise ValueError(f"initial must be at least floor, got {initial} and {floor}")
+    def __init__(self, *, lr: float, initial: float, cap: float) -> None:
+        require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
+        require_in("(0, inf]", cap=cap, remedy="inf is no cap")
+        require_in("[0, inf)", initial=initial)
+        require_in(f"[0, {cap}]", initial=initial, remedy="cap is the highest multiplier")
         self._lr = lr
         self._cap = cap
-        self._floor = floor
         # All that `update` changes, by name.
         self._state = {"value": float(initial)}
 
@@ -59,13 +48,13 @@ class Multiplier(ABC):
         return self._state["value"]
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
-        """Raise λ if the episodes cost more than the limit, else lower it, at most to its floor.
+        """Raise λ if the episodes cost more than the limit, else lower it, at most to 0.
 
         Args:
             episode_cost: Mean undiscounted cost of the episodes that ended since the last update;
                 None if none ended, which leaves everything as it was.
             limit: Highest mean episode cost allowed, in the same units; 0 for a learned cost.
-                `inf` is unconstrained: λ becomes 0 whatever the cost and the floor.
+                `inf` is unconstrained: λ becomes 0 whatever the cost.
 
         Returns:
             The new λ.
@@ -86,16 +75,16 @@ class Multiplier(ABC):
             )
         if limit == math.inf:
             self._release()
-        elif episode_cost is not None:
+        elif episode_cost is not None and self._lr:  # at 0, λ would move by rounding only
             self._state["value"] = self._step(float(episode_cost), limit)
         return self.value
 
     @abstractmethod
     def _step(self, episode_cost: float, limit: float) -> float:
-        """Return the new λ, in [floor, cap]."""
+        """Return the new λ, in [0, cap]."""
 
     def _clipped(self, value: float) -> float:
-        return min(max(self._floor, value), self._cap)
+        return min(max(0.0, value), self._cap)
 
     def _release(self) -> None:
         """Make cost free, and forget what would bring the old λ back when a limit returns."""
@@ -127,7 +116,7 @@ class Multiplier(ABC):
 
 
 class LagrangeMultiplier(Multiplier):
-    r"""Dual ascent on λ by Adam, projected at its floor, 0: the default.
+    r"""Dual ascent on λ by Adam, projected at 0: the default.
 
     .. math:: λ ← max(0, λ + lr · Adam(J - limit))                (Eq. 45, `eq:lagrange_update`)
 
@@ -145,10 +134,9 @@ class LagrangeMultiplier(Multiplier):
     steps of the policy, which start from a cost model that has finished its own.
 
     Args:
-        lr: Change of λ per update while J - limit stays about the same, > 0.
+        lr: Change of λ per update while J - limit stays about the same, >= 0.
         initial: As of `Multiplier`.
         cap: As of `Multiplier`.
-        floor: As of `Multiplier`.
         beta2: Share of the mean of (J - limit)² that each update keeps, in [0, 1).
     """
 
@@ -158,12 +146,10 @@ class LagrangeMultiplier(Multiplier):
         lr: float = 0.035,
         initial: float = 0.01,
         cap: float = math.inf,
-        floor: float = 0.0,
         beta2: float = _BETA_2,
     ) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
-        if not 0 <= beta2 < 1:
-            raise ValueError(f"beta2 must lie in [0, 1), got {beta2}; Adam's default is 0.999")
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        require_in("[0, 1)", beta2=beta2, remedy="Adam's default is 0.999")
         self._beta2 = beta2
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
@@ -184,10 +170,9 @@ class AscentMultiplier(Multiplier):
     λ scales with the costs: twice the costs move it twice as far, as twice the `lr` would.
 
     Args:
-        lr: Change of λ per update and unit of episode cost, > 0.
+        lr: Change of λ per update and unit of episode cost, >= 0.
         initial: As of `Multiplier`.
         cap: As of `Multiplier`.
-        floor: As of `Multiplier`.
     """
 
     def __init__(
@@ -196,9 +181,8 @@ class AscentMultiplier(Multiplier):
         lr: float = 0.01,
         initial: float = 0.01,
         cap: float = math.inf,
-        floor: float = 0.0,
     ) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
+        super().__init__(lr=lr, initial=initial, cap=cap)
 
     def _step(self, episode_cost: float, limit: float) -> float:
         return self._clipped(self.value + self._lr * (episode_cost - limit))
@@ -210,31 +194,24 @@ class SoftplusMultiplier(Multiplier):
     .. math:: x ← x + lr · Adam(σ(x) (J - limit)),   λ = ln(1 + e^x) <= cap
 
     It does not depend on the scale of the costs either. Small λ move in proportion to themselves,
-    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001,
-    >= `floor` and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through
+    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001
+    and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through
     every safe iteration, and take as many to return after a violation.
 
     Args:
-        lr: Change of x per update while J - limit stays about the same, > 0.
+        lr: Change of x per update while J - limit stays about the same, >= 0.
         initial: First λ, in [0.001, cap].
         cap: As of `Multiplier`.
-        floor: As of `Multiplier`.
     """
 
-    def __init__(
-        self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0, floor: float = 0.0
-    ) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
-        if initial < _SOFTPLUS_FLOOR:
-            raise ValueError(
-                f"initial must be at least {_SOFTPLUS_FLOOR}, since softplus never reaches 0, "
-                f"got {initial}"
-            )
+    def __init__(self, *, lr: float = 0.05, initial: float = 0.01, cap: float = 5.0) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        require_in("[0.001, inf)", initial=initial, remedy="softplus never reaches 0")
         self._state |= {"raw": _softplus_inverse(initial)}
         self._state |= {"first_moment": 0.0, "second_moment": 0.0, "updates": 0.0}
 
     def _step(self, episode_cost: float, limit: float) -> float:
-        lowest = _softplus_inverse(max(_SOFTPLUS_FLOOR, self._floor))
+        lowest = _softplus_inverse(_SOFTPLUS_FLOOR)
         highest = _softplus_inverse(self._cap)
         raw = max(lowest, self._state["raw"])
         gradient = (episode_cost - limit) / (1 + math.exp(-raw))  # of λ (J - limit)
@@ -252,8 +229,8 @@ class PIDMultiplier(Multiplier):
     r"""PID control of the episode cost (Stooke, Achiam and Abbeel 2020, Algorithm 2).
 
     .. math::
-        I ← clip(I + lr (J - limit), floor, cap) \\
-        λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), floor, cap)
+        I ← clip(I + lr (J - limit), 0, cap) \\
+        λ = clip(I + lr · proportional · E + lr · derivative · max(0, ΔS), 0, cap)
 
     E and S are running averages of J - limit and of J, ΔS the last change of S. The gains of that
     paper are K_I = `lr`, K_P = `lr · proportional` and K_D = `lr · derivative`: `lr` alone depends
@@ -267,10 +244,9 @@ class PIDMultiplier(Multiplier):
     first update, whose ΔS is 0 rather than J.
 
     Args:
-        lr: Gain of the integral: change of λ per update and unit of episode cost, > 0.
-        initial: First λ and first integral, in [floor, cap].
+        lr: Gain of the integral: change of λ per update and unit of episode cost, >= 0.
+        initial: First λ and first integral, in [0, cap].
         cap: As of `Multiplier`.
-        floor: As of `Multiplier`.
         proportional: Weight of the averaged excess, in updates, >= 0: that many updates' worth of
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.
@@ -286,18 +262,16 @@ class PIDMultiplier(Multiplier):
         lr: float = 0.01,
         initial: float = 0.01,
         cap: float = math.inf,
-        floor: float = 0.0,
         proportional: float = 5.0,
         derivative: float = 1.0,
         smoothing: float = 0.5,
         anti_windup: bool = False,
     ) -> None:
-        super().__init__(lr=lr, initial=initial, cap=cap, floor=floor)
-        for name, gain in (("proportional", proportional), ("derivative", derivative)):
-            if not 0 <= gain < math.inf:
-                raise ValueError(f"{name} must be >= 0 and finite, got {gain}; 0 turns it off")
-        if not 0 <= smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1), got {smoothing}; 0 is none")
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        require_in(
+            "[0, inf)", proportional=proportional, derivative=derivative, remedy="0 turns it off"
+        )
+        require_in("[0, 1)", smoothing=smoothing, remedy="0 is none")
         if anti_windup and cap == math.inf:
             raise ValueError(
                 "anti_windup acts at the cap, and cap is inf; give a finite cap, or turn it off"
@@ -335,7 +309,7 @@ MULTIPLIER_RULES: dict[str, Callable[..., Multiplier]] = {
     "softplus": SoftplusMultiplier,
     "pid": PIDMultiplier,
 }
-"""The rules by name, for command lines; each takes `lr`, `initial`, `cap` and `floor`."""
+"""The rules by name, for command lines; each takes `lr`, `initial` and `cap`."""
 
 
 def _softplus(raw: float) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.dead_zone import DeadZone
-from pbcrl.errors import LabelError
+from pbcrl.errors import require_in
 from pbcrl.losses import pbci_loss
 from pbcrl.trajectory import PairBatch, Trajectory, chunks_of, padded
 
@@ -60,8 +60,8 @@ class CostModelTrainer:
 
     Args:
         model: Trained in place.
-        dead_zone: δ of Eq. 8; fixed in pretraining, moved by the caller online. A number is a
-            fixed one; None is `DeadZone()`.
+        dead_zone: δ of Eq. 8; fixed in pretraining, moved by `update` online. A number is a fixed
+            one; None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
         lr: Adam's step size.
@@ -89,8 +89,9 @@ class CostModelTrainer:
         bf16: bool = False,
     ) -> None:
         require_learned_cost(model)
-        if batch_size < 1:
-            raise ValueError(f"batch_size counts pairs and must be >= 1, got {batch_size}")
+        require_in("[1, inf)", batch_size=batch_size)
+        require_in("[0, inf)", snr_weight=snr_weight, lr=lr)
+        require_in("(0, inf]", max_std=math.inf if max_std is None else max_std)
         self.model = model
         if dead_zone is None:
             dead_zone = DeadZone()
@@ -101,14 +102,10 @@ class CostModelTrainer:
         self._max_std = max_std
         self._batch_size = batch_size
         self._bf16 = bf16
-        if not 0 <= snr_weight < math.inf or (max_std is not None and not max_std > 0):
-            raise ValueError(
-                f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
-                f"{max_std}; snr_weight=0 switches the variance term off"
-            )
-        _check_lr(lr)
         self.steps = 0
         """Gradient steps taken so far."""
+        self.num_untuned = 0
+        """Newest pairs of the buffer of `update` that no fine-tuning has taken as new yet."""
         self._lr = lr
         self._optimizer = self._new_optimizer()
         self._rng = rng
@@ -139,7 +136,6 @@ class CostModelTrainer:
         max_epochs: int = 200,
         patience: int = 10,
         validate_every: int | None = None,
-        order_only: bool = False,
         on_evaluation: Callable[[int, Evaluation], None] | None = None,
     ) -> list[Evaluation]:
         """Train until the held-out loss has stopped falling; restore the best weights.
@@ -153,25 +149,21 @@ class CostModelTrainer:
             max_epochs: Passes over `train` at most.
             patience: Evaluations without a new best before training stops.
             validate_every: Gradient steps between two evaluations; None is one per epoch.
-            order_only: Whether to learn from preferences without any safety label, such as those
-                between segments. The limit is then anywhere: set it by `CostModel.recalibrate`.
             on_evaluation: Called with the number of gradient steps so far and each evaluation.
 
         Returns:
             All evaluations, the first of them before any training.
 
         Raises:
-            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only;
-                with `order_only`, if one has safety labels.
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
             ValueError: If `patience` or `validate_every` is below 1, or the buffers share a
                 trajectory.
         """
-        for name, count in [("patience", patience), ("validate_every", validate_every)]:
-            if count is not None and count < 1:
-                raise ValueError(
-                    f"{name} must be >= 1, got {count}; the weights that are kept at the end are "
-                    "those of the best evaluation"
-                )
+        require_in(
+            "[1, inf)",
+            patience=patience,
+            validate_every=1 if validate_every is None else validate_every,
+        )
         shared = set(map(id, train.trajectories)) & set(map(id, valid.trajectories))
         if shared:
             raise ValueError(
@@ -179,14 +171,7 @@ class CostModelTrainer:
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        if not order_only:
-            train.check_trainable()
-        elif not all(np.isnan(buffer.labels[:, 1:]).all() for buffer in (train, valid)):
-            raise LabelError(
-                "order_only learns from preferences alone, but there are safety labels, too; "
-                "leave it out, or put the pairs that have none into a buffer of their own"
-            )
-        train.check_labelled()
+        train.check_trainable()
         valid.check_labelled()
         self._warn_of_lengths(train)
         best = self.evaluate(valid)
@@ -221,6 +206,58 @@ class CostModelTrainer:
             # The moments belong to the steps after the best, which have just been undone.
             self._optimizer = self._new_optimizer()
 
+    def update(
+        self,
+        buffer: PreferenceBuffer,
+        new: NDArray[np.integer],
+        *,
+        epochs: int = 5,
+        lr: float | None = None,
+    ) -> dict[str, float]:
+        """Take one online round: move the dead zone (Eq. 11), then fine-tune (Eq. 10).
+
+        The dead zone moves by the labels of the new pairs and by what the model predicts of them
+        before it has seen them, once it has been trained at all. While all labels in the buffer are
+        on one side of the limit nothing is trained, and these pairs are new in the next round too.
+        A trainer that has taken no gradient step fits the input scale first, on all trajectories of
+        the buffer.
+
+        Args:
+            buffer: All labelled pairs, the newest last.
+            new: Positions of the newly labelled pairs, the last ones of the buffer, int (B,).
+            epochs: As of `finetune`.
+            lr: As of `finetune`.
+
+        Returns:
+            Empty if no pair is new. Else `violation_gap`, P̂ - P in [-1, 1], and `violation_rate`,
+            P in [0, 1], both NaN if no new member has a safety label; and `finetune_loss`, mean
+            total loss in nats, if the model was trained.
+
+        Raises:
+            ValueError: If `new` are not the last pairs, or `lr` is out of range.
+        """
+        start = len(buffer) - len(new)
+        if start < 0 or not np.array_equal(new, np.arange(start, len(buffer))):
+            raise ValueError(
+                f"new pairs are the last ones of the buffer, which has {len(buffer)}, got the "
+                f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
+            )
+        if not len(new):
+            return {}
+        if not self.steps:
+            self.model.fit_input_scale(buffer.trajectories)
+        self.num_untuned += len(new)
+        predicted, labelled = self.violation_rates(buffer, new)
+        if self.steps and math.isfinite(labelled):
+            self.dead_zone.update(predicted, labelled)
+        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat):
+            measured["finetune_loss"] = self.finetune(
+                buffer, num_new=self.num_untuned, epochs=epochs, lr=lr
+            )
+            self.num_untuned = 0
+        return measured
+
     def finetune(
         self,
         buffer: PreferenceBuffer,
@@ -250,7 +287,7 @@ class CostModelTrainer:
             ValueError: If `num_new` is not within the buffer, or `lr` is out of range.
         """
         lr = self._lr if lr is None else lr
-        _check_lr(lr)
+        require_in("[0, inf)", lr=lr)
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
         if not 1 <= num_new <= len(buffer):
@@ -277,13 +314,14 @@ class CostModelTrainer:
         return float(np.mean(losses)) if losses else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """What training has changed besides the model: Adam's moments, the step count, δ.
+        """What training has changed besides the model: Adam's moments, the counts, δ.
 
         The generator is the caller's, and so is the model; save their states beside this one.
         """
         return {
             "optimizer": self._optimizer.state_dict(),
             "steps": self.steps,
+            "num_untuned": self.num_untuned,
             "dead_zone": self.dead_zone.value,
         }
 
@@ -295,7 +333,7 @@ class CostModelTrainer:
         """
         self._optimizer.load_state_dict(state["optimizer"])
         self._lr = self._optimizer.param_groups[0]["lr"]
-        self.steps = state["steps"]
+        self.steps, self.num_untuned = state["steps"], state["num_untuned"]
         self.dead_zone.value = state["dead_zone"]
 
     def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
@@ -411,9 +449,8 @@ class CostModelTrainer:
                 UserWarning,
                 f"episodes differ in length, from {shortest} to {longest} steps, and a step may "
                 "have a negative learned cost: an agent may then pay for unsafe steps by ending "
-                "its episodes later, or avoid the limit by ending them early; if it can, use "
-                "output='softplus', or fill up ended episodes to the time limit "
-                "(docs/environments.md)",
+                "its episodes later, or avoid the limit by ending them early; if it can, fill "
+                "up ended episodes to the time limit (docs/environments.md)",
             )
 
     def _warn_of_runaway(self, cost_std: float) -> None:
@@ -432,11 +469,6 @@ class CostModelTrainer:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, category, stacklevel=4)
-
-
-def _check_lr(lr: float) -> None:
-    if not 0 <= lr < math.inf:
-        raise ValueError(f"lr must be >= 0 and finite, got {lr}; 0 trains nothing")
 
 
 def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:

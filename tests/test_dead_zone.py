@@ -99,7 +99,7 @@ def test_a_rate_that_is_no_share_is_refused_and_changes_nothing(rate):
     dead_zone = DeadZone(1.0)
     with pytest.raises(ValueError, match=r"^predicted_violation_rate must lie in \[0, 1\], got"):
         dead_zone.update(rate, 0.5)
-    with pytest.raises(ValueError, match=r"^violation_rate must lie in \[0, 1\], got .*; pass the"):
+    with pytest.raises(ValueError, match=r"^violation_rate must lie in \[0, 1\], got .*; skip the"):
         dead_zone.update(0.5, rate)
     assert dead_zone.value == 1
 
@@ -114,5 +114,5 @@ def test_a_start_outside_the_range_is_refused(initial, maximum):
 
 @pytest.mark.parametrize("lr", [-1.0, math.nan, math.inf])
 def test_a_negative_or_endless_step_size_is_refused(lr):
-    with pytest.raises(ValueError, match=r"lr must be >= 0 and finite, got .*; use 0 to keep"):
+    with pytest.raises(ValueError, match=r"lr must lie in \[0, inf\), got .*; 0 keeps the"):
         DeadZone(lr=lr)

@@ -66,7 +66,7 @@ def test_episodes_of_1_to_50_steps_are_recorded_stored_scored_and_learned_from(t
     learned.fit_input_scale(stored[:])
     train, valid = bought(stored[::2], 200), bought(stored[1::2], 60)
     trainer = CostModelTrainer(learned, rng=np.random.default_rng(0), lr=1e-2, batch_size=32)
-    with pytest.warns(UserWarning, match=r"from 1 to 49 steps, .*output='softplus', or fill up"):
+    with pytest.warns(UserWarning, match=r"from 1 to 49 steps, .*fill up ended episodes"):
         trainer.pretrain(train, valid, max_epochs=40)
     trainer.finetune(train, num_new=10, epochs=1)  # warnings are errors: there is no second one
     true_costs = [episode.true_cost for episode in stored]
@@ -95,15 +95,10 @@ def test_envs_that_end_after_1_to_50_steps_are_told_apart_by_a_recorder():
     assert_same(found, episodes)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "options"),
-    [([7, 7, 7, 7], {}), ([1, 2, 3, 4], {"output": "softplus", "horizon": 4})],
-    ids=["equal lengths", "costs above 0"],
-)
-def test_there_is_no_warning_where_an_early_end_buys_nothing(lengths, options):
+def test_there_is_no_warning_where_all_episodes_are_of_one_length():
     buffer = PreferenceBuffer()
-    buffer.add_trajectories([Trajectory(np.ones((n, 2)), np.ones((n, 1))) for n in lengths])
+    buffer.add_trajectories([Trajectory(np.ones((7, 2)), np.ones((7, 1))) for _ in range(4)])
     buffer.add_labels(np.array([[0, 1], [2, 3]]), [Label(1.0, 1.0, 0.0), Label(1.0, 1.0, 0.0)])
-    trainer = CostModelTrainer(CostModel(*boxes(2, 1), **options), rng=np.random.default_rng(0))
+    trainer = CostModelTrainer(CostModel(*boxes(2, 1)), rng=np.random.default_rng(0))
     trainer.finetune(buffer, num_new=2, epochs=1)
     assert trainer.steps == 1

@@ -142,26 +142,11 @@ def test_the_multiplier_never_exceeds_its_cap(rule, costs):
 
 @each_rule
 @law
-@given(costs=cost_sequences)
-def test_the_multiplier_never_falls_below_its_floor(rule, costs):
-    multiplier = rule(lr=0.5, initial=0.3, floor=0.2, cap=1.5)
-    assert all(0.2 <= multiplier.update(cost) <= 1.5 for cost in costs)
-    assert after([-5.0] * 100, rule=rule, initial=0.3, floor=0.2).value == pytest.approx(0.2)
-
-
-@each_rule
-def test_from_its_floor_the_multiplier_rises_at_once_after_a_long_safe_phase(rule):
-    multiplier = after([-5.0] * 500, rule=rule, initial=0.3, floor=0.2)
-    lowest = multiplier.value
-    multiplier.update(5.0)
-    assert multiplier.update(5.0) > 1.004 * lowest
-
-
-@each_rule
-def test_without_a_limit_cost_is_free_whatever_the_floor_and_with_one_the_floor_holds_again(rule):
-    multiplier = rule(initial=0.3, floor=0.2)
-    assert multiplier.update(3.0, math.inf) == 0
-    assert multiplier.update(-3.0) == pytest.approx(0.2)
+@given(costs=cost_sequences, initial=st.floats(0.001, 4.0))
+def test_a_step_size_of_0_is_a_constant_multiplier(rule, costs, initial):
+    multiplier = rule(lr=0.0, initial=initial, cap=5.0)
+    assert all(multiplier.update(cost) == initial for cost in costs)
+    assert multiplier.update(1.0, math.inf) == 0  # free all the same without a limit
 
 
 @pytest.mark.parametrize(("beta2", "steps"), [(0.9, 1.0), (0.98, 1 / 18.8), (0.999, 1 / 67)])
@@ -310,14 +295,6 @@ def test_a_multiplier_continues_exactly_from_its_saved_state(rule):
         assert restored.update(cost) == original.update(cost)
 
 
-def test_a_state_saved_by_version_0_1_0_loads():
-    multiplier = LagrangeMultiplier()
-    multiplier.load_state_dict(
-        {"value": 1.5, "first_moment": -0.25, "second_moment": 4.0, "updates": 12.0}
-    )
-    assert multiplier.value == 1.5
-
-
 @each_rule
 @pytest.mark.parametrize("cost", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("limit", [0.0, math.inf])
@@ -337,35 +314,26 @@ def test_a_limit_that_is_no_limit_is_refused(rule, limit):
 
 
 @each_rule
-@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf])
-def test_a_step_size_that_cannot_move_the_multiplier_is_refused(rule, lr):
-    with pytest.raises(ValueError, match="lr must be > 0 and finite, got"):
+@pytest.mark.parametrize("lr", [-1.0, math.nan, math.inf])
+def test_a_step_size_that_is_none_is_refused(rule, lr):
+    with pytest.raises(ValueError, match=r"lr must lie in \[0, inf\), got .*; 0 is a constant"):
         rule(lr=lr)
 
 
 @each_rule
 @pytest.mark.parametrize("initial", [-0.1, math.nan, math.inf])
 def test_a_negative_or_endless_start_is_refused(rule, initial):
-    with pytest.raises(ValueError, match="initial must be >= 0 and finite, got"):
+    with pytest.raises(ValueError, match=r"initial must lie in \[0, inf\), got"):
         rule(initial=initial)
 
 
 @each_rule
 def test_a_start_above_the_cap_and_a_cap_of_nothing_are_refused(rule):
-    with pytest.raises(ValueError, match=r"initial must be at most cap, got 3\.0 and 2\.0"):
+    with pytest.raises(ValueError, match=r"initial must lie in \[0, 2\.0\], got 3\.0; cap is"):
         rule(initial=3.0, cap=2.0)
     for cap in (0.0, math.nan):
-        with pytest.raises(ValueError, match=r"cap must be > 0, got .*; inf is no cap"):
+        with pytest.raises(ValueError, match=r"cap must lie in \(0, inf\], got .*; inf is no cap"):
             rule(cap=cap)
-
-
-@each_rule
-def test_a_start_below_the_floor_and_a_negative_floor_are_refused(rule):
-    with pytest.raises(ValueError, match=r"initial must be at least floor, got 0\.01 and 0\.05"):
-        rule(initial=0.01, floor=0.05)
-    for floor in (-0.1, math.nan):
-        with pytest.raises(ValueError, match="floor must be >= 0, got"):
-            rule(floor=floor)
 
 
 @pytest.mark.parametrize("beta2", [-0.1, 1.0, math.nan])
@@ -375,7 +343,7 @@ def test_a_memory_that_lasts_for_ever_is_refused(beta2):
 
 
 def test_softplus_cannot_start_at_0():
-    with pytest.raises(ValueError, match=r"at least 0\.001, since softplus never reaches 0, got"):
+    with pytest.raises(ValueError, match=r"\[0\.001, inf\), got 0\.0; softplus never reaches 0"):
         SoftplusMultiplier(initial=0.0)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import tensor
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
-from pbcrl.cost_model import CostModel, padded_chunks
+from pbcrl.cost_model import CostModel, LearnedCost, padded_chunks
 from pbcrl.dead_zone import DeadZone
 from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import LabelError
@@ -161,8 +161,6 @@ def model_kinds(**options):
     options = {"hidden_sizes": (8, 6), "output_scale": 1e-2, "discount": 0.9995, **options}
     return {
         "MLP": lambda: CostModel(*boxes(2, 1), **options),
-        "tanh": lambda: CostModel(*boxes(2, 1), output="tanh", **options),
-        "softplus": lambda: CostModel(*boxes(2, 1), output="softplus", horizon=3000, **options),
         "own net": lambda: CostModel(*boxes(2, 1), net=SmallNet(), **options),
         "ensemble": lambda: CostModelEnsemble(
             [CostModel(*boxes(2, 1), **options) for _ in range(3)]
@@ -197,9 +195,6 @@ def autograd_over_padded_pairs(model, batch, **options):
     for member, part in zip(members, _bootstrapped(batch, len(members)), strict=True):
         rows = [batch.trajectories[i] for i in part.pairs.T.flatten().tolist()]
         cost = member.trajectory_cost(*pad(rows))
-        if member.limit_output is not None:
-            share = torch.nn.functional.softplus(member.limit_output) * member.output_scale
-            cost = cost - share * sum(member.discount**t for t in range(member.horizon))
         first, second = cost.chunk(2)
         losses.append(pbci_loss(first, second, part.preference, *part.safe.T, **options).total)
     gradients = torch.autograd.grad(torch.stack(losses).sum(), list(model.parameters()))
@@ -506,7 +501,7 @@ def test_pretraining_on_one_sided_labels_is_refused():
 
 @pytest.mark.parametrize("name", ["patience", "validate_every"])
 def test_pretraining_that_could_never_keep_what_it_learned_is_refused(name):
-    with pytest.raises(ValueError, match=f"{name} must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=rf"{name} must lie in \[1, inf\), got 0"):
         fresh_trainer().pretrain(linear_buffer(20, seed=1), linear_buffer(20, seed=2), **{name: 0})
 
 
@@ -535,60 +530,65 @@ def test_a_number_is_a_fixed_dead_zone():
 
 
 def test_a_batch_of_no_pairs_is_refused():
-    with pytest.raises(ValueError, match="batch_size counts pairs and must be >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"batch_size must lie in \[1, inf\), got 0"):
         fresh_trainer(batch_size=0)
 
 
-# -- A learned limit -------------------------------------------------------------------------
+# -- A limit other than 0 --------------------------------------------------------------------
 
 
-def softplus_trainer(**options):
-    """c = 0.5 ln(1 + e^s), limit 0.5 ln(1 + e^b), for episodes of one step."""
-    model = CostModel(*boxes(1, 1), hidden_sizes=(), output="softplus", horizon=1, output_scale=0.5)
-    torch.nn.init.constant_(model.net[0].weight[:, :1], 1.0)
-    return CostModelTrainer(model, rng=rng(), **{"snr_weight": 0.0, **options})
+class Limited(LearnedCost):
+    """c(s, a) = s, and a limit that is learned, b."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.obs_shape, self.act_dim, self.discount, self.horizon = (1,), 1, 1.0, None
+        self.num_members = 1
+        self.limit = torch.nn.Parameter(tensor(limit))
+
+    @property
+    def learned_limit(self):
+        return self.limit.item()
+
+    def forward(self, obs, _):
+        return obs[..., 0]
+
+    def member_excess(self, obs, actions, mask=None):
+        return (self.trajectory_cost(obs, actions, mask) - self.limit)[None]
+
+    def prorate(self, horizon):
+        raise NotImplementedError
+
+    def fit_input_scale(self, trajectories):
+        pass
+
+    def save(self, path, **info):
+        raise NotImplementedError
 
 
-def test_the_gradient_of_a_softplus_limit_is_what_a_pocket_calculator_gives():
-    """One safe episode at s = 2 and δ = 0: C = 1.06346, limit 0.34657, excess x = 0.71689.
-
-    The other has no label. Eq. 8 loses softplus(x), whose slope is σ(x) = 0.67192; the limit rises
-    by 0.5 σ(0) = 0.25 per unit of b, so that b has the gradient -0.16798.
-    """
+def test_safety_labels_move_a_learned_limit_as_a_pocket_calculator_says():
+    """One safe episode of cost 2 with a limit of 1.5 and δ = 0: Eq. 8 loses softplus(0.5), whose
+    slope is σ(0.5) = 0.62246, and which falls as the limit rises. The other has no label."""
     buffer = buffer_of([2.0, 0.0], [[0, 1]], [Label(NAN, 1, NAN)])
-    trainer = softplus_trainer(dead_zone=DeadZone(0.0), lr=0.1)
+    trainer = CostModelTrainer(Limited(1.5), rng=rng(), dead_zone=0.0, snr_weight=0.0, lr=0.1)
     loss = trainer.gradient_step(buffer.batch(np.array([0])))
-    assert loss == pytest.approx(softplus(0.71689), abs=1e-5)
-    assert trainer.model.limit_output.grad.item() == pytest.approx(-0.16798, abs=1e-5)
-    assert trainer.model.limit_output.item() == pytest.approx(0.1)  # Adam's first step: up
+    assert loss == pytest.approx(softplus(0.5))
+    assert trainer.model.limit.grad.item() == pytest.approx(-0.62246, abs=1e-5)
+    assert trainer.model.limit.item() == pytest.approx(1.6)  # Adam's first step: up
 
 
 def test_preferences_and_variance_do_not_move_a_limit():
     buffer = buffer_of([2.0, 0.0], [[0, 1]], [Label(0, NAN, NAN)])
-    trainer = softplus_trainer(snr_weight=0.1)
+    trainer = CostModelTrainer(Limited(1.5), rng=rng(), snr_weight=0.1)
     trainer.gradient_step(buffer.batch(np.array([0])))
-    assert trainer.model.limit_output.grad.item() == pytest.approx(0, abs=1e-7)
+    assert trainer.model.limit.grad.item() == pytest.approx(0, abs=1e-7)
 
 
 def test_verdicts_are_relative_to_the_learned_limit():
-    """At the limit of ln 2 / 2, s = 0 is just safe, and s = 1 is not."""
-    buffer = buffer_of([0.0, 1.0, -1.0], [[0, 1], [1, 2]], [Label(1, 1, 0), Label(0, 0, 1)])
-    trainer = softplus_trainer()
+    buffer = buffer_of([1.5, 2.0, 1.0], [[0, 1], [1, 2]], [Label(1, 1, 0), Label(0, 0, 1)])
+    trainer = CostModelTrainer(Limited(1.5), rng=rng())
     assert trainer.evaluate(buffer).safety_accuracy == 1
     assert trainer.violation_rates(buffer, np.arange(2)) == (1 / 2, 1 / 2)
-
-
-@pytest.mark.parametrize("output", ["tanh", "softplus"])
-def test_other_outputs_learn_a_linear_cost_too(output):
-    torch.manual_seed(0)
-    model = CostModel(*boxes(2, 1), hidden_sizes=(16,), output_scale=1.0, output=output, horizon=10)
-    trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
-    train = linear_buffer(200, seed=1)
-    model.fit_input_scale(train.trajectories)
-    trainer.pretrain(train, linear_buffer(60, seed=2), max_epochs=30)
-    test = trainer.evaluate(linear_buffer(100, seed=3))
-    assert test.pair_accuracy > 0.9
-    assert test.safety_accuracy > 0.9
 
 
 # -- Ensembles -------------------------------------------------------------------------------
@@ -706,9 +706,7 @@ def test_an_ensemble_whose_members_miss_a_whole_batch_goes_on():
 def test_a_cost_learned_on_segments_judges_episodes_once_its_limit_is_prorated():
     """Episodes of 40 steps in segments of 10; a segment is safe below a quarter of the limit."""
     torch.manual_seed(0)
-    model = CostModel(
-        *boxes(2, 1), hidden_sizes=(16,), output="softplus", horizon=10, output_scale=1.0
-    )
+    model = CostModel(*boxes(2, 1), hidden_sizes=(16,), horizon=10, output_scale=1.0)
     trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
     buffers = []
     for num, seed in [(100, 1), (30, 2)]:
@@ -845,7 +843,7 @@ def test_fine_tuning_with_a_step_size_of_its_own_is_that_of_a_trainer_with_it():
 
 @pytest.mark.parametrize("lr", [-1.0, math.nan, math.inf])
 def test_fine_tuning_refuses_a_step_size_that_is_none(lr):
-    with pytest.raises(ValueError, match="lr must be >= 0 and finite, got"):
+    with pytest.raises(ValueError, match=r"lr must lie in \[0, inf\), got"):
         fresh_trainer().finetune(linear_buffer(20, seed=1), num_new=5, lr=lr)
 
 
@@ -904,27 +902,103 @@ def test_training_goes_on_exactly_where_a_state_was_taken():
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-# -- Preferences alone -----------------------------------------------------------------------------
+# -- Online rounds ---------------------------------------------------------------------------------
 
 
-def test_the_order_alone_can_be_learned_and_the_limit_set_afterwards():
-    buffers = []
-    for seed in (1, 2):
-        judged, bare = linear_buffer(60, seed=seed), PreferenceBuffer()
-        bare.add_trajectories(judged.trajectories)
-        labels = [Label(one, NAN, NAN) for one in judged.labels[:, 0].tolist()]
-        bare.add_labels(judged.labelled_pairs, labels)
-        buffers.append((judged, bare))
-    (judged, train), (_, valid) = buffers
-    torch.manual_seed(0)
-    model = CostModel(*boxes(2, 1), hidden_sizes=(16,), horizon=len(train.trajectories[0]))
-    trainer = CostModelTrainer(model, rng=rng(), lr=1e-2, batch_size=64)
-    with pytest.raises(LabelError, match="both labels must occur"):
-        trainer.pretrain(train, valid)
-    with pytest.raises(LabelError, match="order_only learns from preferences alone, but there are"):
-        trainer.pretrain(judged, valid, order_only=True)
-    trainer.pretrain(train, valid, max_epochs=40, order_only=True)
-    assert trainer.evaluate(valid).pair_accuracy > 0.9
-    before = model.score(train.trajectories)
-    model.recalibrate(0.5, 3.0)
-    np.testing.assert_allclose(model.score(train.trajectories), 0.5 * (before - 3.0), atol=1e-4)
+def online_buffer():
+    """Costs -1 to 4; one pair from before, two new ones."""
+    labels = [Label(1, 1, 0), Label(1, 1, 1), Label(1, 0, 0)]
+    return buffer_of([-1.0, 2.0, 0.0, 3.0, 4.0], [[0, 1], [2, 3], [4, 1]], labels)
+
+
+def test_a_round_moves_the_dead_zone_and_fine_tunes_with_it():
+    """New members cost 0, 3, 4, 2: three of four are judged unsafe, two are labelled so.
+
+    The dead zone falls by 2 · 0.5 · (3/4 - 2/4) = 0.25 to 0.75 before the loss is taken. At lr = 0
+    that is, over the two new pairs and two times the old one:
+    """
+    buffer, trainer = online_buffer(), known_trainer(dead_zone=DeadZone(1.0, lr=0.5), lr=0.0)
+    trainer.steps = 1
+    found = trainer.update(buffer, np.array([1, 2]), epochs=1)
+    assert trainer.dead_zone.value == 0.75
+    old = softplus(-3) + (softplus(-1) + softplus(0.75 - 2)) / 2
+    first = softplus(-3) + (softplus(0) + softplus(3)) / 2
+    second = softplus(2) + (softplus(0.75 - 4) + softplus(0.75 - 2)) / 2
+    assert found == {
+        "violation_gap": 1 / 4,
+        "violation_rate": 1 / 2,
+        "finetune_loss": pytest.approx((2 * old + first + second) / 4),
+    }
+    assert (trainer.steps, trainer.num_untuned) == (2, 0)
+
+
+def test_before_the_first_training_the_dead_zone_stays_and_the_input_scale_is_fitted():
+    """The observations -1, 2, 0, 3, 4 have mean 1.6 and variance 3.44."""
+    buffer, trainer = online_buffer(), known_trainer(dead_zone=DeadZone(1.0, lr=0.5), lr=0.0)
+    found = trainer.update(buffer, np.arange(3), epochs=1)
+    assert trainer.dead_zone.value == 1
+    assert trainer.model.input_mean[0].item() == pytest.approx(1.6)
+    assert trainer.model.input_scale[0].item() == pytest.approx(math.sqrt(3.44))
+    assert found["violation_gap"] == pytest.approx(4 / 6 - 3 / 6)  # 2, 3, 4, 2 are above the mean
+    assert trainer.steps == 1
+    buffer.add_trajectories([Trajectory(np.array([[99.0]]), np.zeros((1, 1)))])
+    buffer.add_labels(np.array([[0, 5]]), [Label(1, 1, 0)])
+    trainer.update(buffer, np.array([3]), epochs=1)
+    assert trainer.model.input_mean[0].item() == pytest.approx(1.6)  # once, before training
+
+
+def test_one_sided_labels_train_nothing_and_stay_new():
+    buffer = buffer_of([-1.0, 2.0, -2.0, 3.0], [[0, 1]], [Label(1, 1, 1)])
+    trainer = known_trainer(dead_zone=DeadZone(1.0), lr=0.0)
+    found = trainer.update(buffer, np.array([0]), epochs=1)
+    assert found == {"violation_gap": 1 / 2, "violation_rate": 0}
+    assert (trainer.steps, trainer.num_untuned) == (0, 1)
+    buffer.add_labels(np.array([[2, 3]]), [Label(NAN, 1, 0)])
+    trainer.update(buffer, np.array([1]), epochs=1)
+    assert (trainer.steps, trainer.num_untuned) == (1, 0)
+
+
+def test_a_round_without_new_labels_changes_nothing():
+    trainer, buffer = known_trainer(), online_buffer()
+    before = weights_of(trainer)
+    assert trainer.update(buffer, np.empty(0, np.int64)) == {}
+    assert torch.equal(weights_of(trainer), before)
+    assert (trainer.steps, trainer.num_untuned) == (0, 0)
+
+
+def test_new_preferences_without_a_safety_label_leave_the_dead_zone_alone():
+    buffer, trainer = online_buffer(), known_trainer(dead_zone=DeadZone(1.0, lr=0.5), lr=0.0)
+    trainer.steps = 1
+    buffer.add_labels(np.array([[0, 2]]), [Label(1, NAN, NAN)])
+    found = trainer.update(buffer, np.array([3]), epochs=1)
+    assert trainer.dead_zone.value == 1
+    assert math.isnan(found["violation_gap"])
+    assert math.isnan(found["violation_rate"])
+    assert "finetune_loss" in found
+
+
+def test_a_round_is_the_dead_zone_s_step_and_then_that_of_fine_tuning():
+    """Bit by bit: no other random number is drawn."""
+    buffer, trainers = linear_buffer(20, seed=1), [fresh_trainer(), fresh_trainer()]
+    for trainer in trainers:
+        trainer.finetune(buffer, num_new=60, epochs=1)
+    by_round, by_hand = trainers
+    by_round.update(buffer, np.arange(40, 60), epochs=3, lr=1e-3)
+    by_hand.dead_zone.update(*by_hand.violation_rates(buffer, np.arange(40, 60)))
+    by_hand.finetune(buffer, num_new=20, epochs=3, lr=1e-3)
+    assert by_round.dead_zone.value == by_hand.dead_zone.value
+    assert torch.equal(weights_of(by_round), weights_of(by_hand))
+
+
+def test_what_is_untuned_is_part_of_the_state():
+    buffer = buffer_of([-1.0, 2.0], [[0, 1]], [Label(1, 1, 1)])
+    before, after = known_trainer(), known_trainer()
+    before.update(buffer, np.array([0]))
+    after.load_state_dict(before.state_dict())
+    assert after.num_untuned == before.num_untuned == 1
+
+
+@pytest.mark.parametrize("new", [[0], [0, 1, 2, 3], [2, 1], [3]])
+def test_new_pairs_that_are_not_the_last_ones_are_refused(new):
+    with pytest.raises(ValueError, match=r"the last ones of the buffer, which has 3, got the pos"):
+        known_trainer().update(online_buffer(), np.array(new))

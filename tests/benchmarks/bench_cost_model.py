@@ -5,18 +5,15 @@
 
 With `--later` it is the gate that a change of the method passes before it becomes a default: the
 test episodes are those that were played last, by policies that the model has not seen, and what
-counts is the step AUROC and the true mean cost where the learned one meets its limit, as learned
-and after `calibrate_limit` on the labels of the test episodes. `--online-queries` adds rounds of
-fine-tuning on the episodes played just before those, as in training, and says how far each round
-moves the mean learned cost.
+counts is the step AUROC and the true mean cost where the learned one meets its limit.
+`--online-queries` adds rounds of fine-tuning on the episodes played just before those, as in
+training, and says how far each round moves the mean learned cost.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -29,21 +26,13 @@ from pbcrl import (
     CostModel,
     CostModelTrainer,
     DeadZone,
-    Label,
     PreferenceBuffer,
     SyntheticOracle,
     Trajectory,
     TrajectoryDataset,
-    cut_segments,
     draw_pairs,
 )
-from pbcrl.calibration import Calibration, calibrate_limit
-from pbcrl.metrics import (
-    cost_model_report,
-    step_auroc,
-    true_cost_at_limit,
-    true_cost_at_limit_interval,
-)
+from pbcrl.metrics import cost_model_report, step_auroc
 
 
 @dataclass(frozen=True)
@@ -61,14 +50,6 @@ class Args:
     later: bool = False
     """test on the last episodes that were played, not on a random sample; the dataset must have
     kept all episodes of its run, which are then in order"""
-    segment_length: int | None = None
-    """steps of segments, which are learned from first, without safety labels; what is said of
-    episodes then sets scale and limit. Default: episodes alone"""
-    segment_share: float = 0.8
-    """share of the queries that are about segments"""
-    accept_batch: int | None = None
-    """set the limit of segments by whether the mean of so many consecutive episodes is within it,
-    as `--constraint accept` asks, not by the safety of single ones"""
     online_queries: int = 0
     """labelled pairs of the last episodes before the test ones, which nothing else learns from:
     the model is fine-tuned on them in rounds, and judged after the last; with --later"""
@@ -99,8 +80,6 @@ class Args:
     """gradient steps between two validations"""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the hidden layers"""
-    output: Literal["linear", "tanh", "softplus"] = "linear"
-    """how a step's cost is made from the output of the net"""
     output_scale: float = 0.03
     """factor on the net's output per step"""
     dead_zone: float = 1.0
@@ -111,31 +90,6 @@ class Args:
     """learn in bfloat16"""
     torch_threads: int = 2
     """threads of PyTorch"""
-
-
-def calibration_of(
-    args: Args, model: CostModel, episodes: PreferenceBuffer, oracle: SyntheticOracle
-) -> Calibration:
-    """Scale and limit by what is said of single episodes, or of batches of them."""
-    if args.accept_batch:
-        # No more than the queries about episodes would have shown.
-        left = int((1 - args.segment_share) * args.queries) * 2 // args.accept_batch
-        whole = len(episodes.trajectories) // args.accept_batch * args.accept_batch
-        costs = model.score(episodes.trajectories[:whole]).reshape(-1, args.accept_batch)
-        batches = [
-            episodes.trajectories[i * args.accept_batch : (i + 1) * args.accept_batch]
-            for i in range(len(costs))
-        ][:left]
-        judge = SyntheticOracle(oracle.cost_limit)
-        for batch in batches:
-            judge.submit_batch(batch)
-        labels = [label for label in judge.collect().values() if isinstance(label, BatchLabel)]
-        accepted = np.array([label.safe for label in labels])
-        return calibrate_limit(costs[:left].mean(axis=1), accepted)
-    members, safe = episodes.labelled_pairs.ravel(), episodes.labels[:, 1:].ravel()
-    compared, first = np.unique(members, return_index=True)
-    costs = model.score([episodes.trajectories[i] for i in compared])
-    return calibrate_limit(costs, safe[first])
 
 
 def finetune(
@@ -178,8 +132,8 @@ def main(args: Args) -> None:
     dataset = TrajectoryDataset(args.dataset)
     limit = pbcrl_envs.cost_limit(dataset.env_id) if args.cost_limit is None else args.cost_limit
     num_online = args.online_episodes if args.online_queries else 0
-    if num_online and (not args.later or args.segment_length):
-        raise SystemExit("error: --online-queries needs --later, and whole episodes")
+    if num_online and not args.later:
+        raise SystemExit("error: --online-queries needs --later")
     num_aside = args.test_episodes + num_online
     if limit is None or num_aside + max(args.sizes) > len(dataset):
         raise SystemExit(
@@ -200,35 +154,23 @@ def main(args: Args) -> None:
             torch.manual_seed(seed)
             oracle = SyntheticOracle(limit, budget=args.queries + args.online_queries)
             chosen = rng.permutation(order[num_aside:])[:size]
-            share = args.segment_share if args.segment_length else 0.0
             buffers: list[PreferenceBuffer] = []
-            segments: list[PreferenceBuffer] = []
             for rows, queries in (
                 (np.sort(chosen[: size // 10]), args.queries // 10),
                 (np.sort(chosen[size // 10 :]), args.queries - args.queries // 10),
             ):
                 buffer = PreferenceBuffer()
                 buffer.add_trajectories([dataset[i] for i in rows])
-                count = min(queries - int(share * queries), len(rows) * (len(rows) - 1) // 2)
+                count = min(queries, len(rows) * (len(rows) - 1) // 2)
                 pairs = draw_pairs(len(rows), count, rng=rng)
                 buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
                 buffers.append(buffer)
-                if args.segment_length:
-                    parts = PreferenceBuffer()
-                    parts.add_trajectories(cut_segments(buffer.trajectories, args.segment_length))
-                    size_of = len(parts.trajectories)
-                    pairs = draw_pairs(size_of, int(share * queries), rng=rng)
-                    labels = oracle.label(parts.queries(pairs))  # the limit is one of episodes
-                    labels = [Label(one.preference, math.nan, math.nan) for one in labels]
-                    parts.add_labels(pairs, labels)
-                    segments.append(parts)
-            valid, train = segments or buffers
+            valid, train = buffers
             model = CostModel(
                 Box(-np.inf, np.inf, dataset.obs_shape),
                 Box(-np.inf, np.inf, (dataset.act_dim,)),
                 hidden_sizes=args.hidden_sizes,
                 output_scale=args.output_scale,
-                output=args.output,
                 horizon=dataset.horizon,
             )
             model.fit_input_scale([dataset[i] for i in chosen[size // 10 :]])
@@ -248,27 +190,20 @@ def main(args: Args) -> None:
                 max_epochs=args.max_epochs,
                 patience=args.patience,
                 validate_every=args.validate_every,
-                order_only=bool(segments),
             )
-            if segments:
-                model.recalibrate(*calibration_of(args, model, buffers[1], oracle))
             moves: list[float] = []
             if online:
                 moves = finetune(args, trainer, train, online, oracle, rng)
             seconds = time.perf_counter() - start
             learned = model.score(test)
             report = cost_model_report(learned, true, limit, learned_limit=model.learned_limit)
-            calibrated = calibrate_limit(learned, true <= limit).limit
-            at_calibrated = true_cost_at_limit(learned, true, learned_limit=calibrated)
-            half = true_cost_at_limit_interval(learned, true, learned_limit=calibrated)
             best = min(range(len(history)), key=lambda i: history[i].selection_loss)
             steps_found = step_auroc(model.step_cost, test)
             print(
                 f"{size:5d} episodes, seed {seed}: step AUROC {steps_found:.3f}, "
                 f"true cost at the limit {report['true_cost_at_limit']:.1f} +- "
-                f"{report['true_cost_at_limit_interval']:.1f}, calibrated {at_calibrated:.1f} +- "
-                f"{half:.1f}; correlation {np.corrcoef(learned, true)[0, 1]:.2f}, AUROC "
-                f"{report['auroc']:.3f}, "
+                f"{report['true_cost_at_limit_interval']:.1f}; "
+                f"correlation {np.corrcoef(learned, true)[0, 1]:.2f}, AUROC {report['auroc']:.3f}, "
                 f"balanced accuracy {report['balanced_accuracy']:.3f}, pairs "
                 f"{report['pair_accuracy']:.3f}, W2 scaled {report['w2_scaled']:.1f}, skewness "
                 f"{report['skewness_learned']:.1f} (true {report['skewness_true']:.1f}); best of "

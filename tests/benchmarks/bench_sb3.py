@@ -119,8 +119,7 @@ def constrained(args: Args, seed: int) -> Result:
     """Train under a cost and a limit learned from labels."""
     rng, limit = np.random.default_rng(seed), pbcrl_envs.cost_limit(TOY)
     assert limit is not None
-    # Costs of 0 and more: standing still must not be paid for.
-    model = CostModel.for_env(gym.make(TOY), output="softplus")
+    model = CostModel.for_env(gym.make(TOY))
     train, valid = PreferenceBuffer(), PreferenceBuffer()
     train.add_trajectories(drive(1_000, rng))
     valid.add_trajectories(drive(200, rng))

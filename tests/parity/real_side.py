@@ -293,8 +293,9 @@ def omnisafe(*, task, max_steps, epochs):
         return keep_episodes(pbcrl.PreferenceCostWrapper(bare, cost_model), played)
 
     bare = upstream.make(env_id(task), max_episode_steps=max_steps)
-    cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
+    cost_model = pbcrl.CostModel.for_env(bare)
     torch.nn.init.normal_(cost_model.net[-1].weight)
+    torch.nn.init.constant_(cost_model.net[-1].bias, 30.0)  # every episode is above the limit
 
     def train(name, *, num_envs=1):
         with tempfile.TemporaryDirectory() as folder:
@@ -306,7 +307,7 @@ def omnisafe(*, task, max_steps, epochs):
                     "torch_threads": 1,
                 },
                 "algo_cfgs": {"steps_per_epoch": 4 * max_steps, "update_iters": 2},
-                "lagrange_cfgs": {"cost_limit": cost_model.learned_limit / 2},
+                "lagrange_cfgs": {"cost_limit": cost_model.learned_limit},
                 "logger_cfgs": {"use_wandb": False, "use_tensorboard": False, "log_dir": folder},
             }
             library.Agent("PPOLag", name, custom_cfgs=config).learn()
@@ -336,7 +337,7 @@ def omnisafe(*, task, max_steps, epochs):
         "multipliers": logged["Metrics/LagrangeMultiplier"],
         "learned_costs": cost_model.score(played),
         "true_costs": np.array([trajectory.true_cost for trajectory in played]),
-        "limit": cost_model.learned_limit / 2,
+        "limit": cost_model.learned_limit,
         "said": np.array(said),
     }
 
@@ -364,8 +365,9 @@ def fsrl(*, max_steps, epochs):
         return keep_episodes(pbcrl.PreferenceCostWrapper(bare, cost_model), played)
 
     bare = gymnasium.make("Pendulum-v1", max_episode_steps=max_steps)
-    cost_model = pbcrl.CostModel.for_env(bare, output="softplus")
+    cost_model = pbcrl.CostModel.for_env(bare)
     torch.nn.init.normal_(cost_model.net[-1].weight)
+    torch.nn.init.constant_(cost_model.net[-1].bias, 30.0)  # every episode is above the limit
     limit = cost_model.learned_limit
     agent = agents.PPOLagAgent(make_env(), cost_limit=limit, hidden_sizes=(16,), thread=1)
     _, logged, _ = agent.learn(
