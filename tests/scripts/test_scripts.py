@@ -483,7 +483,8 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
     folder = tmp_path / "questions"
     options = ["--env-id", "nocost:NoCost-v0", "--label-folder", folder, "--label-wait", "inf"]
     options += ["--constraint", constraint, "--accept-batch", 10, "--runs-dir", tmp_path]
-    options += ["--total-timesteps", 6000, "--offline-queries", 30, "--online-queries", 40]
+    options += ["--collect-timesteps", 6000, "--total-timesteps", 6000]
+    options += ["--offline-queries", 30, "--online-queries", 40]
     small = SMALL | {"hidden_sizes": 16}
     for name, value in (small | {"run_name": "run", "pretrain_epochs": 2}).items():
         options += [f"--{name.replace('_', '-')}", value]
