@@ -161,16 +161,15 @@ def test_a_process_killed_at_any_moment_pays_for_no_answer_twice(tmp_path):
         charged = len(bill.read_bytes().splitlines()) if bill.exists() else 0
         until = charged + int(rng.integers(1, 12))
         while process.poll() is None:
-            if kills < 8 and bill.exists() and len(bill.read_bytes().splitlines()) >= until:
+            if kills < 4 and bill.exists() and len(bill.read_bytes().splitlines()) >= until:
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
                 break
             time.sleep(0.001)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate()
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL
-    assert kills >= 3
     assert output.split() == ["39", "39.0"]
     assert len(bill.read_bytes().splitlines()) <= 39 + kills
     assert None not in LabelLog(log).answers.values()

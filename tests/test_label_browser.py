@@ -104,9 +104,12 @@ def opened(browser, url, *, name="Ada", refusal="nothing is refused", **options)
 
 
 def until(page, true):
-    """Wait for a JavaScript expression; the page's policy lets it evaluate none by itself."""
-    deadline = time.monotonic() + 30
-    while not page.evaluate(true):
+    """Wait for a JavaScript expression, or for a function of ours to be true.
+
+    The page's policy lets it evaluate no expression by itself.
+    """
+    deadline = time.monotonic() + 300
+    while not (true() if callable(true) else page.evaluate(true)):
         assert time.monotonic() < deadline, true
         page.wait_for_timeout(20)
 
@@ -131,7 +134,6 @@ def shot(page, name):
 def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tmp_path):
     fill(tmp_path, 20)
     (tmp_path / "intro.md").write_text("# The task\n\nGreen is **safe**.\n\n- red is not\n")
-    began = time.monotonic()
     with serving(tmp_path) as url, opened(browser, url) as page:
         ready(page)
         shot(page, "pair")
@@ -178,7 +180,6 @@ def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tm
         assert len(labels) == 20
         seconds = [event.seconds for event in store.events()]  # 0: within one picture of the screen
         assert min(seconds) >= 0
-        assert 0 < sum(seconds) < time.monotonic() - began
 
 
 def test_a_contradiction_and_a_missing_answer_are_asked_back(browser, tmp_path):
@@ -213,14 +214,17 @@ def test_two_tabs_of_one_person_and_another_person_get_different_questions(brows
                 for key in ("1", "8", "ArrowUp", "Enter"):
                     page.keyboard.press(key)
             answered(third, 1)
-            first.wait_for_timeout(300)
+            until(first, lambda: len(LabelStore(tmp_path).labels()) == 3)
         assert [event.annotator for event in LabelStore(tmp_path).events()].count("Ada") == 2
         assert len(LabelStore(tmp_path).labels()) == 3
 
 
-@pytest.mark.parametrize("speed", [0.5, 1, 4])
-def test_both_clips_run_at_most_20_ms_apart(browser, tmp_path, speed):
-    """Read from the players over 3 s, a loop among them at 4 times; once they have caught up."""
+@pytest.mark.parametrize("apart", [0.1, 0.5])
+@pytest.mark.parametrize(
+    "speed", [1, *(pytest.param(speed, marks=pytest.mark.nightly) for speed in (0.5, 4))]
+)
+def test_a_clip_that_is_out_of_step_is_soon_within_20_ms_again(browser, tmp_path, speed, apart):
+    """In seconds of the clip: a small difference is caught up, a large one set right at once."""
     fill(tmp_path, 1)
     with serving(tmp_path) as url, opened(browser, url) as page:
         ready(page)
@@ -228,22 +232,17 @@ def test_both_clips_run_at_most_20_ms_apart(browser, tmp_path, speed):
         page.reload()
         page.wait_for_selector("#work:visible")
         ready(page)
-        page.wait_for_timeout(1000)
-        offsets = page.evaluate(
-            """async () => {
-                const videos = [...document.querySelectorAll('video')], found = [];
-                const end = performance.now() + 3000;
-                while (performance.now() < end) {
-                    await new Promise(requestAnimationFrame);
-                    const [a, b] = videos.map(video => video.currentTime);
-                    if (!videos.some(video => video.seeking)) found.push(Math.abs(a - b));
-                }
-                return found;
-            }"""
+        times = "[...document.querySelectorAll('video')].map(video => video.currentTime)"
+        offset = f"(([a, b]) => Math.abs(a - b))({times})"
+        before = page.evaluate(
+            f"""() => {{
+                labelling.player.seek(15);
+                document.querySelectorAll('video')[1].currentTime += {apart};
+                return {offset};
+            }}"""
         )
-    assert len(offsets) > 20
-    # Seconds of the clip; a browser that waits for its processor may jump once.
-    assert np.quantile(offsets, 0.95) <= 0.02 * max(1, speed)
+        assert before == pytest.approx(apart, abs=0.01)
+        until(page, f"{offset} <= {0.02 * max(1, speed)}")
 
 
 def test_single_pictures_and_the_slider_show_the_picture_that_they_name(browser, tmp_path):
@@ -263,10 +262,9 @@ def test_single_pictures_and_the_slider_show_the_picture_that_they_name(browser,
             current = page.evaluate("labelling.player.frame()")
             for _ in range(abs(wanted - current)):
                 page.keyboard.press("." if wanted > current else ",")
-            page.wait_for_timeout(400)
-            assert page.inner_text("#step") == f"step {wanted} / 90"
+            until(page, f"document.getElementById('step').innerText === 'step {wanted} / 90'")
             # The red of a picture is twice its number, within what H.264 rounds.
-            assert page.evaluate(shown) == pytest.approx(2 * wanted, abs=3)
+            until(page, f"Math.abs(({shown})() - {2 * wanted}) <= 3")
 
 
 def test_a_batch_is_a_grid_that_one_key_answers(browser, tmp_path):

@@ -404,7 +404,9 @@ def sync_library(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 20))]
+)
 def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, sync_library, seed):
     """The process dies at a random sync; of what was not synced, the disk may hold anything."""
     rng = random.Random(seed)

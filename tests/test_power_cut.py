@@ -276,7 +276,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
-@pytest.mark.parametrize("draws", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [1, pytest.param(5, marks=pytest.mark.nightly)])
 def test_a_dataset_is_after_a_power_cut_what_a_flush_made_it_and_goes_on_to_the_same_end(
     disk, tmp_path, draws
 ):

@@ -274,9 +274,9 @@ from pbcrl.storage import FolderLock
 lock = FolderLock(sys.argv[1])
 if sys.argv[2] == "fork" and os.fork() == 0:
     os.close(1)
-    time.sleep(60)
+    time.sleep(1e6)
 print("locked", flush=True)
-time.sleep(60)
+time.sleep(1e6)
 """
 
 

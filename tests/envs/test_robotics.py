@@ -174,7 +174,8 @@ def test_the_batch_does_what_a_loop_over_plain_simulations_does(task, seeds, exp
     for _ in range(80 if task.startswith("Push") else 60):
         actions = np.array([p.chase() for p in plain])
         if task == "Goal2":
-            envs._simulation._resting.wake(np.arange(len(seeds)))
+            awake = np.zeros_like(envs.state_dict()["still_steps"])
+            envs.load_state_dict(envs.state_dict() | {"still_steps": awake})
         obs, rewards, _, _, infos = envs.step(actions)
         for i, simulation in enumerate(plain):
             plain_obs, reward, cost, events = simulation.step(actions[i])
@@ -249,7 +250,9 @@ def test_copies_whose_episodes_end_apart_are_reset_apart():
     plain = SafetyPointVectorEnv(3, max_episode_steps=100, num_threads=1)
     obs, _ = envs.reset(seed=0)
     plain.reset(seed=0)
-    envs._simulation.elapsed[1] = 4  # as if it had begun earlier
+    state = envs.state_dict()
+    state["elapsed"][1] = 4  # as if it had begun earlier
+    envs.load_state_dict(state)
     actions = random_actions(4, 3)
     for t in range(4):
         obs, rewards, _, truncated, _ = envs.step(actions[t])
@@ -313,7 +316,9 @@ def test_a_goal_that_cannot_be_placed_again_ends_the_episode(monkeypatch):
     monkeypatch.setitem(TASKS, "Tiny", task)
     envs = SafetyPointVectorEnv(2, task="Tiny", num_threads=1)
     envs.reset(seed=0)
-    envs._simulation._qpos[1, :2] = 0
+    state = envs.state_dict()
+    state["qpos"][1, :2] = 0
+    envs.load_state_dict(state)
     _, rewards, terminated, truncated, _ = envs.step(np.zeros((2, 2)))
     assert terminated.tolist() == [False, True]
     assert not truncated.any()

@@ -179,15 +179,17 @@ def test_gremlins_end_up_circling_their_starting_points_above_the_floor():
     only = np.zeros(1, dtype=np.intp)
     simulation.seed([2])
     simulation.reset(only)
-    agent, gremlins = simulation._positions[0, :1].copy(), simulation._positions[0, -4:].copy()
+    start = simulation.state_dict(only)["positions"][0]
+    agent, gremlins = start[:1], start[-4:]
     for _ in range(100):
         simulation.step(only, np.zeros((1, 2)))
     phase = 100 * 0.02
     offset = 0.35 * np.array([np.sin(phase), np.cos(phase)])
     # The welds are springs: they trail their targets a little.
-    np.testing.assert_allclose(simulation._positions[0, -4:], gremlins + offset, atol=0.03)
-    np.testing.assert_allclose(simulation._qpos[0, 5::7], 0.2, atol=0.01)
-    np.testing.assert_allclose(simulation._positions[0, :1], agent, atol=0.1)
+    state = simulation.state_dict(only)
+    np.testing.assert_allclose(state["positions"][0, -4:], gremlins + offset, atol=0.03)
+    np.testing.assert_allclose(state["qpos"][0, 5::7], 0.2, atol=0.01)
+    np.testing.assert_allclose(state["positions"][0, :1], agent, atol=0.1)
 
 
 def test_the_solver_settings_are_those_that_the_tasks_were_tuned_on():
@@ -208,24 +210,31 @@ def test_leaving_resting_objects_out_moves_the_agent_the_same_to_the_last_bit(ta
     for simulation in (usual, complete):
         simulation.seed(range(num_envs))
         simulation.reset(every)
-    objects = np.concatenate([usual._free_rows, usual._fixed_rows])
-    alone, left_out = np.ones(num_envs, dtype=np.bool_), []
+    kinds = [group.kind for group in TASKS[task].objects for _ in range(group.num)]
+    objects = [1 + i for i, kind in enumerate(kinds) if kind in (Kind.VASE, Kind.PILLAR, Kind.BOX)]
+    alone, at_rest = np.ones(num_envs, dtype=np.bool_), {usual: [], complete: []}
+    before = usual.state_dict(every)
     for actions in np.random.default_rng(0).uniform(-1, 1, (100, num_envs, 2)):
-        complete._resting.wake(every)  # counts from 0, and so never leaves anything out
-        usual.step(every, actions)
-        complete.step(every, actions)
-        offsets = usual._positions[:, objects] - usual._positions[:, :1]
+        # Who has lain still for no step yet takes part.
+        state = complete.state_dict(every)
+        complete.load_state_dict(state | {"still_steps": 0 * state["still_steps"]}, every)
+        for simulation in (usual, complete):
+            simulation.step(every, actions)
+        after, expected = (simulation.state_dict(every) for simulation in (usual, complete))
+        offsets = after["positions"][:, objects] - after["positions"][:, :1]
         alone &= np.linalg.norm(offsets, axis=2).min(axis=1) > 0.7
-        for field in ("_qpos", "_qvel"):
-            agent, expected = (getattr(s, field)[alone, :3] for s in (usual, complete))
-            np.testing.assert_array_equal(agent, expected)
-        sensors, expected = (s._sensors[alone, :12] for s in (usual, complete))
-        np.testing.assert_array_equal(sensors, expected)
-        moved = np.abs(usual._qpos[alone, 3:] - complete._qpos[alone, 3:])
+        for field in ("qpos", "qvel"):
+            np.testing.assert_array_equal(after[field][alone, :3], expected[field][alone, :3])
+        sensors = [simulation.observe(every)[alone, :12] for simulation in (usual, complete)]
+        np.testing.assert_array_equal(*sensors)
+        moved = np.abs(after["qpos"][alone, 3:] - expected["qpos"][alone, 3:])
         assert moved.max() < 1e-9
-        left_out.append((usual._resting._collides[0] == 0).any(axis=1))
+        for simulation, now, then in [(usual, after, before), (complete, expected, state)]:
+            at_rest[simulation].append((now["qpos"][:, 3:] == then["qpos"][:, 3:]).all(axis=1))
+        before = after
     assert alone.sum() >= 4
-    assert np.mean(left_out) > share
+    assert np.mean(at_rest[complete]) < 0.01
+    assert np.mean(at_rest[usual]) > share
 
 
 def test_a_resting_object_takes_part_again_once_it_moves_or_the_agent_comes_near():
@@ -237,17 +246,17 @@ def test_a_resting_object_takes_part_again_once_it_moves_or_the_agent_comes_near
     resting = simulation.state_dict(only)
     box = resting["qpos"][0, 3:10]
     simulation.step(only, np.zeros((1, 2)))
-    np.testing.assert_array_equal(simulation._qpos[0, 3:10], box)  # left out
+    np.testing.assert_array_equal(simulation.state_dict(only)["qpos"][0, 3:10], box)  # left out
 
     moving = {name: array.copy() for name, array in resting.items()}
     moving["qvel"][0, 3] = 1.0
     simulation.load_state_dict(moving, only)
     simulation.step(only, np.zeros((1, 2)))
-    assert simulation._qpos[0, 3] - box[0] > 0.001
+    assert simulation.state_dict(only)["qpos"][0, 3] - box[0] > 0.001
 
     charged = {name: array.copy() for name, array in resting.items()}
     charged["qpos"][0, :3] = box[0] - 0.55, box[1], 0.0  # the nose points at the box
     charged["qvel"][0, 0] = 10.0
     simulation.load_state_dict(charged, only)
     simulation.step(only, np.zeros((1, 2)))
-    assert simulation._qpos[0, 3] - box[0] > 0.001
+    assert simulation.state_dict(only)["qpos"][0, 3] - box[0] > 0.001

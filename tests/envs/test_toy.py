@@ -9,17 +9,19 @@ from gymnasium.vector import AutoresetMode
 
 import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl_envs.toy import PointHazardsEnv, PointHazardsVectorEnv
-from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS, SPAWN_MARGIN, _move
+from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS, SPAWN_MARGIN
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 
 
 def move_once(position, goal, action):
     """One step of a single point; returns (new position (2,), reward, cost, reached)."""
-    moved, reward, cost, reached = _move(
-        np.array([position], float), np.array([goal], float), np.array([action], float)
-    )
-    return moved[0], reward[0], cost[0], bool(reached[0])
+    env, goal = PointHazardsEnv(), np.array(goal, float)
+    env.reset(seed=0)
+    env.load_state_dict(env.state_dict() | {"position": np.array(position, float), "goal": goal})
+    _, reward, _, _, info = env.step(np.array(action, float))
+    state = env.state_dict()
+    return state["position"], reward, info["cost"], bool((state["goal"] != goal).any())
 
 
 def unit_speed(direction):
@@ -290,7 +292,7 @@ def test_the_point_glows_while_it_costs():
     env = PointHazardsEnv(render_mode="rgb_array")
     env.reset(seed=0)
     for position, cost in [(HAZARDS[0], 1), (np.zeros(2), 0)]:
-        env._simulation.position[:] = position
+        env.load_state_dict(env.state_dict() | {"position": position})
         *_, info = env.step(np.zeros(2, np.float32))
         assert info["cost"] == cost
         halo = pixel(env.render(), position + np.array([0.06, 0])) == [255, 120, 110]
