@@ -135,11 +135,11 @@ class CostModelTrainer:
         *,
         max_epochs: int = 200,
         patience: int = 10,
-        validate_every: int | None = None,
         on_evaluation: Callable[[int, Evaluation], None] | None = None,
     ) -> list[Evaluation]:
         """Train until the held-out loss has stopped falling; restore the best weights.
 
+        That loss is evaluated ten times per epoch, though not more often than every ten steps.
         The two buffers must share no trajectory: splitting by pairs would leak. Ctrl-C ends the
         training early, and the best weights so far are kept.
 
@@ -148,7 +148,6 @@ class CostModelTrainer:
             valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
             max_epochs: Passes over `train` at most.
             patience: Evaluations without a new best before training stops.
-            validate_every: Gradient steps between two evaluations; None is one per epoch.
             on_evaluation: Called with the number of gradient steps so far and each evaluation.
 
         Returns:
@@ -156,14 +155,9 @@ class CostModelTrainer:
 
         Raises:
             LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
-            ValueError: If `patience` or `validate_every` is below 1, or the buffers share a
-                trajectory.
+            ValueError: If `patience` is below 1, or the buffers share a trajectory.
         """
-        require_in(
-            "[1, inf)",
-            patience=patience,
-            validate_every=1 if validate_every is None else validate_every,
-        )
+        require_in("[1, inf)", patience=patience)
         shared = set(map(id, train.trajectories)) & set(map(id, valid.trajectories))
         if shared:
             raise ValueError(
@@ -186,7 +180,7 @@ class CostModelTrainer:
                     self.gradient_step(train.batch(indices))
                     steps += 1
                     last = steps == max_epochs * len(batches)
-                    if steps % (validate_every or len(batches)) and not last:
+                    if steps % max(10, len(batches) // 10) and not last:
                         continue
                     evaluation = self.evaluate(valid)
                     history.append(evaluation)
@@ -265,19 +259,14 @@ class CostModelTrainer:
         num_new: int,
         epochs: int = 5,
         lr: float | None = None,
-        balanced: bool = False,
     ) -> float:
-        """Train on the newest labels, each batch half new and half old ones, or on all of them.
+        """Train on the newest labels, each batch half new and half old ones.
 
         Args:
             buffer: All labelled pairs, the newest last.
             num_new: How many of the last pairs are new, at least 1.
             epochs: Passes over the new pairs.
             lr: Adam's step size in these steps; None is the trainer's.
-            balanced: Whether each batch is drawn from all pairs instead, new and old, so that safe
-                and unsafe members are equally frequent (`PreferenceBuffer.balanced_weights`):
-                where the new ones are nearly all safe, the few unsafe ones of this and of earlier
-                rounds say which steps cost. There are as many batches as otherwise.
 
         Returns:
             Mean total loss of the gradient steps, in nats; NaN if there are none.
@@ -296,19 +285,14 @@ class CostModelTrainer:
         num_batches = min(
             math.ceil(2 * num_new / self._batch_size), num_new
         )  # no batch without a new pair
-        weights = buffer.balanced_weights(len(buffer)) if balanced else None
         losses = []
         self._set_lr(lr)
         try:
             for _ in range(epochs):
                 new = num_old + self._rng.permutation(num_new)
                 for part in np.array_split(new, num_batches):
-                    if weights is not None:
-                        pairs = self._rng.choice(len(buffer), size=2 * len(part), p=weights)
-                    else:
-                        old = self._rng.integers(num_old, size=len(part) if num_old else 0)
-                        pairs = np.concatenate([part, old])
-                    losses.append(self.gradient_step(buffer.batch(pairs)))
+                    old = self._rng.integers(num_old, size=len(part) if num_old else 0)
+                    losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
         finally:
             self._set_lr(self._lr)
         return float(np.mean(losses)) if losses else math.nan

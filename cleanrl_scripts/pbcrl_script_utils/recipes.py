@@ -2,7 +2,7 @@
 
 `--env-id` chooses a task's recipe, `--label-folder` that of people; what is given on the command
 line counts more. `--help` beside these flags lists the recipe, and so does the start of a run.
-All values were found on seeds that no result uses; the trials are in `docs/notebook/`.
+All values were found by trials on the true cost, which are in `docs/notebook/`.
 """
 
 from __future__ import annotations
@@ -104,13 +104,11 @@ _DRIVING_PBCRL: Recipe = {
     # Of a round's segments hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    # All episodes are unsafe at first, and safe rounds take back 0.012 at a time: an integral that
-    # takes that up leaves λ so high that policies creep, and one in small steps cannot follow what
-    # a seed needs. So λ is at its cap at first, and the integral begins when it has left it.
+    # All episodes are unsafe at first, and safe rounds take back 0.012 at a time: an integral in
+    # small steps cannot follow what a seed needs. λ is at its cap at first, where the integral rests.
     "multiplier_rule": "pid",
     "multiplier_lr": 4.0,
     "multiplier_proportional": 12.5,
-    "multiplier_anti_windup": True,
     # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
     # very different steepness.
     "pretrain_epochs": 6,

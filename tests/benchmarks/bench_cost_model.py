@@ -22,7 +22,6 @@ from gymnasium.spaces import Box
 
 import pbcrl_envs
 from pbcrl import (
-    BatchLabel,
     CostModel,
     CostModelTrainer,
     DeadZone,
@@ -61,8 +60,6 @@ class Args:
     """Adam's step size in these rounds; default: lr"""
     finetune_epochs: int = 5
     """passes over the newest labels per round"""
-    finetune_balanced: bool = False
-    """draw each batch from all labels, safe and unsafe members equally often"""
     finetune_average: float = 0.0
     """share of the earlier ones in an exponential average of the weights after each round, by which
     the model is judged; 0 is the last round's weights"""
@@ -76,8 +73,6 @@ class Args:
     """validations without a new best at which training stops"""
     max_epochs: int = 200
     """most passes over the pairs"""
-    validate_every: int = 10
-    """gradient steps between two validations"""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """widths of the hidden layers"""
     output_scale: float = 0.03
@@ -118,7 +113,6 @@ def finetune(
             num_new=len(chosen),
             epochs=args.finetune_epochs,
             lr=args.finetune_lr,
-            balanced=args.finetune_balanced,
         )
         moves.append(float((model.score(episodes) - before).mean() / before.std()))
         for name, value in model.state_dict().items():
@@ -189,7 +183,6 @@ def main(args: Args) -> None:
                 valid,
                 max_epochs=args.max_epochs,
                 patience=args.patience,
-                validate_every=args.validate_every,
             )
             moves: list[float] = []
             if online:

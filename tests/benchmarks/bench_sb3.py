@@ -128,7 +128,7 @@ def constrained(args: Args, seed: int) -> Result:
     feedback.label_all([(train, args.offline_queries - num_valid), (valid, num_valid)])
     model.fit_input_scale(train.trajectories)
     trainer = CostModelTrainer(model, lr=3e-3, batch_size=32, rng=rng)
-    trainer.pretrain(train, valid, max_epochs=20, validate_every=200)
+    trainer.pretrain(train, valid, max_epochs=20, patience=40)
 
     # Priced from the start, or driving straight through the hazards is all that is learned; but
     # not dearly: a policy that starts at λ = 1 stands still, and hardly learns another thing.
