@@ -430,25 +430,36 @@ def test_evaluations_are_counted_in_gradient_steps():
         linear_buffer(20, seed=1),
         linear_buffer(20, seed=2),
         max_epochs=2,
-        validate_every=5,
         on_evaluation=lambda step, _: steps.append(step),
     )
-    assert steps == [0, 5, 10, 12]
-    assert len(history) == 4
+    assert steps == [0, 10, 12]
+    assert len(history) == 3
+
+
+def test_a_long_epoch_is_evaluated_ten_times():
+    """180 pairs one by one are 180 steps: one evaluation after 18 of them."""
+    steps = []
+    fresh_trainer(batch_size=1).pretrain(
+        linear_buffer(20, seed=1, pairs_each=9),
+        linear_buffer(20, seed=2),
+        max_epochs=1,
+        on_evaluation=lambda step, _: steps.append(step),
+    )
+    assert steps == list(range(0, 181, 18))
 
 
 def test_ctrl_c_keeps_the_best_weights_so_far():
     """Pressed while the best evaluation is being reported, which counts already."""
     trainer, valid, seen = fresh_trainer(), linear_buffer(20, seed=2), []
 
-    def press_at_step_5(step, evaluation):
+    def press_at_step_50(step, evaluation):
         seen.append(evaluation.selection_loss)
-        if step == 5:
+        if step == 50:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         trainer.pretrain(
-            linear_buffer(20, seed=1, pairs_each=3), valid, on_evaluation=press_at_step_5
+            linear_buffer(20, seed=1, pairs_each=3), valid, on_evaluation=press_at_step_50
         )
     assert len(seen) == 6
     assert min(seen) == seen[-1]
@@ -499,10 +510,9 @@ def test_pretraining_on_one_sided_labels_is_refused():
         fresh_trainer().pretrain(all_safe, linear_buffer(20, seed=2))
 
 
-@pytest.mark.parametrize("name", ["patience", "validate_every"])
-def test_pretraining_that_could_never_keep_what_it_learned_is_refused(name):
-    with pytest.raises(ValueError, match=rf"{name} must lie in \[1, inf\), got 0"):
-        fresh_trainer().pretrain(linear_buffer(20, seed=1), linear_buffer(20, seed=2), **{name: 0})
+def test_pretraining_that_could_never_keep_what_it_learned_is_refused():
+    with pytest.raises(ValueError, match=r"patience must lie in \[1, inf\), got 0"):
+        fresh_trainer().pretrain(linear_buffer(20, seed=1), linear_buffer(20, seed=2), patience=0)
 
 
 def test_validation_on_what_is_trained_on_is_refused():

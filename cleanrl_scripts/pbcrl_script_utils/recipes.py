@@ -104,8 +104,8 @@ _DRIVING_PBCRL: Recipe = {
     # Of a round's segments hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    # All episodes are unsafe at first, and safe rounds take back 0.012 at a time: an integral in
-    # small steps cannot follow what a seed needs. λ is at its cap at first, where the integral rests.
+    # Safe rounds take back 0.012 at a time: an integral in small steps cannot follow what a seed
+    # needs. All episodes are unsafe at first: λ is at its cap, where the integral rests.
     "multiplier_rule": "pid",
     "multiplier_lr": 4.0,
     "multiplier_proportional": 12.5,
