@@ -1,4 +1,5 @@
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -58,6 +59,24 @@ def test_a_slow_function_does_not_hold_up_collect(tmp_path):
     while len(answers) < 2:
         answers |= oracle.collect()
     assert answers == dict(zip(numbers, [Label(1, 1, 1), Label(0, 1, 1)], strict=True))
+
+
+def test_collect_waits_as_long_as_it_is_told_to_while_something_is_open(
+    tmp_path,
+):
+    answer_now = threading.Event()
+
+    def slow(query):
+        answer_now.wait()
+        return safer(query)
+
+    oracle = FunctionOracle(slow, tmp_path / "log")
+    numbers = oracle.submit([query(1, 2), query(2, 1)])
+    assert oracle.collect(wait=0.01) == {}
+    answer_now.set()
+    expected = dict(zip(numbers, [Label(1, 1, 1), Label(0, 1, 1)], strict=True))
+    assert oracle.collect(wait=math.inf) == expected
+    assert oracle.collect(wait=math.inf) == {}
 
 
 def test_waiting_for_some_answers_keeps_the_others_for_collect(tmp_path):

@@ -19,7 +19,7 @@ from pbcrl.label.clips import draw_frames
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 pytest.importorskip("imageio_ffmpeg", reason="the clips need the extra `label`")
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -279,7 +279,10 @@ def test_a_batch_is_a_grid_that_one_key_answers(browser, tmp_path):
         page.keyboard.press("2")
         page.keyboard.press("Enter")
         page.wait_for_selector("#idle:visible")
-    assert LabelStore(tmp_path).labels()[7].first_safe == 0
+        page.keyboard.press("r")
+        page.wait_for_selector("#review-rows:visible")
+        assert "not acceptable" in page.inner_text("#review-rows")
+    assert LabelStore(tmp_path).labels()[7] == BatchLabel(0)
 
 
 def test_what_cannot_be_drawn_is_shown_as_curves(browser, tmp_path):

@@ -25,7 +25,7 @@ from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.replay import Replay, drawn_how, replay_frames
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 needs_ffmpeg = pytest.mark.skipif(
     importlib.util.find_spec("imageio_ffmpeg") is None, reason="clips need the extra `label`"
@@ -238,6 +238,23 @@ def test_a_body_without_an_end_holds_up_nobody(page):
 
 
 # -- A session ---------------------------------------------------------------------------------
+
+
+def test_a_batch_is_answered_by_one_number_and_a_pair_by_three(page, tmp_path):
+    store = LabelStore(tmp_path / "folder")
+    (number,) = store.ask([("batch", [episode(1), episode(2), episode(3)])])
+    status, found = page.answer(number, [1, 1, 0], token="a")
+    assert (status, "is about a batch and answered by a BatchLabel" in found["error"]) == (
+        422,
+        True,
+    )
+    status, found = page.answer(1, [1], token="b")
+    assert status == 422
+    assert "is about a pair and answered by a Label" in found["error"]
+    assert page.answer(number, [0], token="c")[0] == 200
+    assert page.get(f"/api/question?{page.person}&id={number}")["answer"] == [0]
+    assert [row["answer"] for row in page.get(f"/api/answers?{page.person}")] == [[0]]
+    assert store.labels() == {number: BatchLabel(0)}
 
 
 def test_a_session_of_answers_a_skip_an_undo_and_a_correction(page, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import queue
 import threading
@@ -102,7 +101,7 @@ class FunctionOracle:
             self._take_reply()
         while self._open and (left := end - time.monotonic()) > 0:
             try:
-                self._take_reply(timeout=None if math.isinf(left) else left)
+                self._take_reply(timeout=min(left, threading.TIMEOUT_MAX))
             except queue.Empty:
                 break
         answers, self._answers = self._answers, {}
