@@ -1,7 +1,7 @@
 # Two commands do everything, the environment included:
 #   make run     the main job: learn a cost from preferences, train PPO-Lag under it, on the lane
 #                change, where the multiplier follows labels of fresh segments (--constraint rate)
-#   make test    lint, types, tests
+#   make test    lint, types, tests (`make lint` and `make pytest`)
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter, and
 # WORKERS= how many tests run at a time.
 # `make test-all` adds the tests that take minutes, which `.ci/nightly` runs.
@@ -28,6 +28,7 @@ READY := $(VENV)/.ready
 PARITY_PYTHON ?= $(firstword $(shell command -v python3.11 python3.10) $(PYTHON))
 PARITY_VENV := .venv-parity
 PARITY_BIN := $(PARITY_VENV)/bin
+PARITY_PACKAGES := $(PARITY_VENV)/.packages
 PARITY_READY := $(PARITY_VENV)/.ready
 
 # The oldest one, and the first whose vector envs say when they reset themselves.
@@ -40,13 +41,15 @@ QUIETLY := OMP_NUM_THREADS=1
 # Several tests at a time; a free worker takes over tests that wait for another.
 PARALLEL := -n $(WORKERS) --dist worksteal
 
-.PHONY: run test test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens sb3 demo docs wheel pictures env parity-env clean
+.PHONY: run test pytest test-all test-fast test-gymnasium test-imitation lint parity parity-full bench benchmark smoke toy queries people driving tokens sb3 demo docs wheel pictures env parity-packages parity-env clean
 .PRECIOUS: $(VENV)-gymnasium-%/.ready
 
 run: env
 	$(BIN)/python cleanrl_scripts/ppo_lag_pbcrl.py --env-id $(ENV_ID) $(ARGS)
 
-test: env lint
+test: lint pytest
+
+pytest: env
 	$(QUIETLY) $(BIN)/pytest $(PARALLEL) -m "not nightly" $(ARGS)
 
 test-all: env lint
@@ -147,14 +150,20 @@ $(VENV)-imitation/.ready: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --target $(@D) imitation==1.0.1
 	touch $@
 
-parity-env: $(PARITY_READY)
+# All of it but pbcrl, whose folder no other installation may be at work in meanwhile.
+parity-packages: $(PARITY_PACKAGES)
 
-$(PARITY_READY): .ci/parity-requirements.txt pyproject.toml .ci/constraints.txt
+$(PARITY_PACKAGES): .ci/parity-requirements.txt .ci/constraints.txt
 	$(PARITY_PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet pip==26.3
 	@echo "installing $< into $(@D), which has Safety-Gymnasium 1.0.0, its MuJoCo 2.3.3, OmniSafe and FSRL"
 	$(@D)/bin/python -m pip install --quiet --no-deps --requirement $<
 	$(@D)/bin/python -m pip install --quiet --constraint .ci/constraints.txt safetensors setuptools torch
+	touch $@
+
+parity-env: $(PARITY_READY)
+
+$(PARITY_READY): $(PARITY_PACKAGES) pyproject.toml
 	$(@D)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 

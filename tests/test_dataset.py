@@ -358,10 +358,11 @@ def test_flushing_twice_writes_once(tmp_path):
 
 
 def killed_run(path: Path, *, n_episodes: int, **changes: object) -> Path:
-    """A dataset that nobody closes, as SIGKILL leaves it: what was only in memory is lost."""
-    out = writer(path, **changes)
-    fill(out, until=n_episodes)
-    out._lock.release()  # the system does this
+    """A dataset that nobody closes, as SIGKILL leaves it: what was only in memory is lost.
+
+    Its lock goes with the last reference to the writer, as it does with a process.
+    """
+    fill(writer(path, **changes), until=n_episodes)
     return path
 
 
@@ -393,7 +394,7 @@ def test_a_run_goes_on_to_the_same_dataset_bit_by_bit(tmp_path, end, kept, reach
     state, drawn = out.state_dict(), rng.bit_generator.state
     fill(out, until=reached)
     if end == "killed":
-        out._lock.release()
+        del out
     elif end == "interrupted":
         out.__exit__(KeyboardInterrupt)
     else:
@@ -470,7 +471,7 @@ def test_what_a_kill_left_of_a_write_is_removed_by_the_next_writer(tmp_path):
     path = killed_run(tmp_path / "data", n_episodes=10)
     for name in ("manifest.safetensors.123.partial", "000001-12345678.safetensors.123.partial"):
         (path / name).write_bytes(b"x" * 1000)
-    writer(path, overwrite=True)._lock.release()
+    writer(path, overwrite=True)
     assert sorted(file.name for file in path.iterdir() if file.suffix == ".partial") == []
     assert TrajectoryDataset(path).seen == 7
 

@@ -514,7 +514,7 @@ def test_a_folder_s_name_reaches_the_terminal_without_its_control_codes(tmp_path
 def test_a_look_at_whether_a_run_is_at_work_turns_away_no_run(tmp_path):
     looking = hold_folder(tmp_path, by="oracle")
     threading.Timer(0.1, looking.close).start()
-    hold_folder(tmp_path, by="oracle").close()
+    hold_folder(tmp_path, by="oracle", patience=300).close()
     with (
         hold_folder(tmp_path, by="oracle"),
         pytest.raises(StorageError, match="one oracle at a time, but another one is at work"),

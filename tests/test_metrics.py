@@ -140,7 +140,7 @@ def test_a_cost_that_knows_the_episode_and_not_the_step_finds_no_step():
     assert metrics.auroc([2.0, 0.0], [30.0, 10.0], 20) == 1
 
 
-def test_steps_of_large_observations_are_scored_in_parts(monkeypatch):
+def test_steps_of_large_observations_are_scored_in_parts():
     sizes = []
 
     def counted(obs, actions):
@@ -148,10 +148,9 @@ def test_steps_of_large_observations_are_scored_in_parts(monkeypatch):
         sizes.append(len(obs))
         return obs[:, 0]
 
-    episode = Trajectory(np.arange(12.0).reshape(6, 2), np.zeros((6, 1)), np.arange(6) > 3)
-    monkeypatch.setattr(metrics, "_NUMBERS", 8)
-    assert metrics.step_auroc(counted, [episode]) == 1
-    assert sizes == [4, 2]
+    obs = np.repeat(np.arange(6, dtype=np.float32)[:, None], 1_500_000, axis=1)
+    assert metrics.step_auroc(counted, [Trajectory(obs, np.zeros((6, 1)), np.arange(6) > 3)]) == 1
+    assert sum(sizes) == 6 > max(sizes)
 
 
 def test_steps_without_a_true_cost_or_with_a_cost_of_another_shape_are_refused():
