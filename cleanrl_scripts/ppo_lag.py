@@ -344,8 +344,7 @@ def train(args: Args) -> Path:
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
-        checkpoint.add(envs=envs, collector=collector)
-        checkpoint.add(rng=rng, noise=noise)
+        checkpoint.add(envs=envs, collector=collector, rng=rng, noise=noise)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded or not utils.has_state(envs):  # envs without a state begin again

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import pbcrl_script_utils as utils
-from pbcrl import MULTIPLIER_RULES, DeadZone, Trajectory
+from pbcrl import MULTIPLIER_RULES, BatchLabel, DeadZone, Trajectory
 from pbcrl.llm.text import TextPair, helpfulness
 from pbcrl_script_utils.texts import Scorer, World, load_model
 from pbcrl_script_utils.verdict import interval
@@ -454,7 +454,9 @@ def train(args: Args) -> Path:
             unsafe_rate = rejected = None
             if world.oracle is not None and args.constraint == "accept":
                 number = world.oracle.submit_batch(new.episodes)
-                rejected = 1 - world.oracle.collect()[number].safe
+                answer = world.oracle.collect()[number]
+                assert isinstance(answer, BatchLabel)
+                rejected = 1 - answer.safe
             newest: list[TextPair] = []
             if count := args.labelled_by(iteration) - args.labelled_by(iteration - 1):
                 newest = world.label(new.prompts, new.texts, new.episodes, rng, count)

@@ -401,7 +401,7 @@ class Progress:
     iteration: int = 0
     ended: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))  # return, true cost (E, 2)
     adv_c_std: float = 0.0  # mean over the iterations so far
-    pretrained: dict[str, float] | None = None  # report of the pretrained cost model
+    pretrained: dict[str, float] = field(default_factory=dict)  # how good the cost model was then
 
 
 def train(args: Args) -> Path:
@@ -448,9 +448,8 @@ def train(args: Args) -> Path:
         )
         found = utils.offline_episodes(args, run, envs, limit=limit, replays=replays)
         test, valid_pairs, pairs = found[0], *map(pbcrl.PreferenceBuffer, found[1:])
-        length = args.segment_length
         feedback = pbcrl.FeedbackLoop(
-            oracle, pairs, rng=rng, folder=run.folder, segment_length=length
+            oracle, pairs, rng=rng, folder=run.folder, segment_length=args.segment_length
         )
         envs = pbcrl.RecordTrajectories(envs, needs_cost=not args.label_folder)
         if replays is not None:
@@ -470,8 +469,7 @@ def train(args: Args) -> Path:
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
-        checkpoint.add(monitor=monitor)
-        checkpoint.add(rng=rng, noise=noise)
+        checkpoint.add(monitor=monitor, rng=rng, noise=noise)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded and args.offline_queries:
@@ -513,8 +511,8 @@ def train(args: Args) -> Path:
             answers, tuned = pbcrl.Answers(), dict[str, float]()
             if args.online_queries:
                 feedback.add(finished)
-            if replays is not None and length is not None:
-                replays.add_segments(finished, length)
+            if replays is not None and args.segment_length is not None:
+                replays.add_segments(finished, args.segment_length)
             if args.is_round(iteration):
                 due = args.online_queries * iteration // args.num_iterations
                 answers = feedback.round(
@@ -595,7 +593,7 @@ def train(args: Args) -> Path:
         # -- Evaluation ----------------------------------------------------------------------------
         judge = utils.Judge.of(cost_model)
         summary = utils.evaluate(run, agent, args, limit, progress.ended, judge, test)
-        summary |= {**monitor.summary(), **(progress.pretrained or {})}
+        summary |= {**monitor.summary(), **progress.pretrained}
         summary |= {"dead_zone": trainer.dead_zone.value, "multiplier": multiplier.value}
         run.finish(summary)
         utils.write_card(run.folder, cost_model)

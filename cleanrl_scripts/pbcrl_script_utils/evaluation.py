@@ -102,15 +102,14 @@ PRETRAINED = "balanced_accuracy", "pair_accuracy", "step_auroc", "true_cost_at_l
 
 def report_pretrained(
     run: Run, cost_model: LearnedCost, test: Sequence[Trajectory], limit: float
-) -> dict[str, float] | None:
-    """Say how good a pretrained cost model is; return it for the summary, if it can be told."""
+) -> dict[str, float]:
+    """Say how good a pretrained cost model is, if it can be told; return it for the summary."""
     found = Judge.of(cost_model).report(test, limit)
-    if not math.isfinite(found["pair_accuracy"]):  # no true cost is known
-        return None
-    run.say(
-        f"   on {len(test)} test episodes: balanced accuracy {found['balanced_accuracy']:.3f}, "
-        f"pairs {found['pair_accuracy']:.3f}, step AUROC {found['step_auroc']:.3f}"
-    )
+    if math.isfinite(found["pair_accuracy"]):  # else no true cost is known
+        run.say(
+            f"   on {len(test)} test episodes: balanced accuracy {found['balanced_accuracy']:.3f}, "
+            f"pairs {found['pair_accuracy']:.3f}, step AUROC {found['step_auroc']:.3f}"
+        )
     return {f"pretrained_{key}": found[key] for key in PRETRAINED}
 
 
