@@ -395,7 +395,6 @@ INTERNAL = {
     "database",
     "draw",
     "export",
-    "former",
     "server",
     "terminal",
 }
