@@ -264,7 +264,6 @@ INTERNAL = {
     "database",
     "draw",
     "export",
-    "former",
     "server",
     "terminal",
 }
