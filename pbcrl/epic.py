@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import NonFiniteError, require_in
 from pbcrl.metrics import undefined
 
 StepCost = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -79,10 +79,8 @@ def epic_distance(
             "a coverage batch needs two or more transitions with one row each in obs, actions and "
             f"next_obs, got {len(obs)}, {len(actions)} and {len(next_obs)} rows"
         )
-    if not 0 <= discount <= 1:
-        raise ValueError(f"discount must lie in [0, 1], got {discount}; 1 is no discounting")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+    require_in("[0, 1]", discount=discount, remedy="1 is no discounting")
+    require_in("[1, inf)", num_samples=num_samples)
     drawn = torch.randint(len(obs), (2, num_samples), generator=generator)
     sampled = actions[drawn[0]], next_obs[drawn[1]]
     canonical = []

@@ -66,15 +66,12 @@ def pbci_loss(
         The total and the three terms.
 
     Raises:
-        TypeError: If an input is no tensor, or the costs are not floating point.
-        ValueError: If the shapes differ, a label is outside [0, 1], or an option is out of range.
+        ValueError: If the shapes differ, the costs are not floating point, a label is outside
+            [0, 1], or an option is out of range.
     """
-    _require_tensors(first_safe, second_safe)
     pair_term = preference_loss(first_cost, second_cost, preference)
-    _check_labels("first_safe", first_safe, first_cost)
-    _check_labels("second_safe", second_safe, second_cost)
     cost = torch.cat([first_cost, second_cost])  # (2B,)
-    safe = torch.cat([first_safe, second_safe])  # (2B,)
+    safe = torch.stack([first_safe, second_safe]).flatten()  # (2B,); equal shapes only
     safety_term = safety_loss(cost, safe, dead_zone=dead_zone)
     snr_term = snr_loss(cost, preference, snr_weight=snr_weight, max_std=max_std)
     return PbCILoss(pair_term + safety_term + snr_term, pair_term, safety_term, snr_term)
@@ -97,16 +94,10 @@ def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor)
         Mean over the pairs that have a preference, in nats; 0 if there are none. 0-d.
 
     Raises:
-        TypeError: If an input is no tensor, or the costs are not floating point.
-        ValueError: If the shapes differ or a preference is outside [0, 1].
+        ValueError: If the shapes differ, the costs are not floating point, or a preference is
+            outside [0, 1].
     """
-    _require_tensors(first_cost, second_cost, preference)
-    if first_cost.shape != second_cost.shape:
-        raise ValueError(
-            "first_cost and second_cost must have one entry per pair: got shapes "
-            f"{tuple(first_cost.shape)} and {tuple(second_cost.shape)}"
-        )
-    given = _check_labels("preference", preference, first_cost)
+    given = _given(first_cost, preference) & _given(second_cost, preference)
     # Selecting before computing: multiplying a NaN label away would leave NaN in the gradient.
     gap = (_wide(second_cost) - _wide(first_cost))[given]
     mu = preference[given].to(gap.dtype)
@@ -133,16 +124,14 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
         Mean over the labelled trajectories, in nats; 0 if there are none. 0-d.
 
     Raises:
-        TypeError: If an input is no tensor, or `cost` is not floating point.
-        ValueError: If the shapes differ, a label is outside [0, 1], or `dead_zone` is negative or
-            not finite.
+        ValueError: If the shapes differ, `cost` is not floating point, a label is outside [0, 1],
+            or `dead_zone` is negative or not finite.
     """
     if not 0 <= dead_zone < math.inf:
         raise ValueError(
             f"dead_zone must be >= 0 and finite, got {dead_zone}; use 0 for plain Bradley-Terry"
         )
-    _require_tensors(cost, safe)
-    given = _check_labels("safe", safe, cost)
+    given = _given(cost, safe)
     cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
     log_likelihood = eps * F.logsigmoid(-cost) + (1 - eps) * F.logsigmoid(cost - dead_zone)
@@ -179,26 +168,16 @@ def snr_loss(
         The weighted term, <= 0; 0 if no preference is given. 0-d.
 
     Raises:
-        TypeError: If an input is no tensor, or `cost` is not floating point.
-        ValueError: If there are not two costs per preference, a preference is outside [0, 1],
-            `snr_weight` is negative or not finite, or `max_std` is not positive.
+        ValueError: If there are not two costs per preference, `cost` is not floating point, a
+            preference is outside [0, 1], `snr_weight` is negative or not finite, or `max_std` is
+            not positive.
     """
-    if not 0 <= snr_weight < math.inf:
+    if not 0 <= snr_weight < math.inf or (max_std is not None and not max_std > 0):
         raise ValueError(
-            f"snr_weight must be >= 0 and finite, got {snr_weight}; use 0 to switch the term off"
+            f"snr_weight must be >= 0 and finite and max_std > 0 or None, got {snr_weight} and "
+            f"{max_std}; snr_weight=0 switches the term off"
         )
-    if max_std is not None and not max_std > 0:
-        raise ValueError(
-            f"max_std must be > 0, got {max_std}; use None for no bound, snr_weight=0 for no term"
-        )
-    _require_tensors(cost, preference)
-    if preference.ndim != 1 or cost.shape != (2 * len(preference),):
-        raise ValueError(
-            "snr_loss needs the costs of both members of every pair: got cost of shape "
-            f"{tuple(cost.shape)} for preference of shape {tuple(preference.shape)}; pass (2B,) "
-            "and (B,), for example torch.cat([first_cost, second_cost])"
-        )
-    given = _check_labels("preference", preference, cost[: len(preference)])
+    given = _given(cost, preference.repeat(2))[: len(preference)]
     cost = _wide(cost)
     if not given.any():
         return cost[:0].sum()  # 0 that still carries a gradient
@@ -214,30 +193,16 @@ def _wide(cost: Tensor) -> Tensor:
     return cost.float() if cost.dtype in (torch.float16, torch.bfloat16) else cost
 
 
-def _require_tensors(*given: object) -> None:
-    for values in given:
-        if not isinstance(values, Tensor):
-            raise TypeError(
-                "a loss takes tensors, whose gradient leads to the costs, got "
-                f"{type(values).__name__}; convert labels by torch.as_tensor, and keep costs as "
-                "the model returned them"
-            )
-
-
-def _check_labels(name: str, label: Tensor, cost: Tensor) -> Tensor:
-    """Refuse labels that do not fit the costs; return which are given, bool (B,)."""
-    if not cost.is_floating_point():
-        raise TypeError(f"costs must be floating point to be learned, got dtype {cost.dtype}")
-    if cost.ndim != 1 or label.shape != cost.shape:
-        raise ValueError(
-            f"costs and {name} must have shape (B,): got costs {tuple(cost.shape)} and {name} "
-            f"{tuple(label.shape)}; give one cost and one label per trajectory, no other axes"
-        )
+def _given(cost: Tensor, label: Tensor) -> Tensor:
+    """Which labels are given, bool (B,); refuses costs and labels that make no batch."""
     given = ~label.isnan()
-    wrong = given & ~((label >= 0) & (label <= 1))
-    if wrong.any():
+    wrong = label[given & ~((label >= 0) & (label <= 1))]
+    fits = cost.is_floating_point() and cost.ndim == 1 and cost.shape == label.shape
+    if not fits or len(wrong):
         raise ValueError(
-            f"{name} must lie in [0, 1] or be NaN (not given), got {label[wrong][0].item()}; "
-            "labels of -1 and 1 must be mapped to 0 and 1"
+            "costs and labels must be (B,), costs floating point and labels in [0, 1] or NaN (not "
+            f"given): got costs {tuple(cost.shape)}, {cost.dtype}, and labels "
+            f"{tuple(label.shape)} with {wrong[:1].tolist() or 'none'} outside; give one cost and "
+            "one label per trajectory, and map labels of -1 to 0"
         )
     return given

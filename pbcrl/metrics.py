@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError, require_in
 from pbcrl.trajectory import Trajectory
 
 Costs = NDArray[np.float64]
@@ -271,15 +271,12 @@ def expected_calibration_error(
     """
     predicted = np.asarray(probability, dtype=np.float64)
     happened = np.asarray(outcome, dtype=np.float64)
-    if predicted.shape != happened.shape or predicted.ndim != 1:
+    shares = np.concatenate([predicted.ravel(), happened[~np.isnan(happened)]])
+    if not predicted.shape == happened.shape == (predicted.size,) or not _are_shares(shares):
         raise ValueError(
-            "probability and outcome must both have shape (n,), one entry per event, got "
-            f"{predicted.shape} and {happened.shape}"
+            "probability and outcome must both be (n,) and lie in [0, 1], an unknown outcome NaN, "
+            f"got {predicted.shape} and {happened.shape}; pass σ(-Ĉ) as probability, not Ĉ"
         )
-    if not ((predicted >= 0) & (predicted <= 1)).all():
-        raise ValueError("a probability must lie in [0, 1]; pass σ(-Ĉ), not Ĉ")
-    if ((happened < 0) | (happened > 1)).any():
-        raise ValueError("an outcome must lie in [0, 1] or be NaN, which leaves it out")
     known = ~np.isnan(happened)
     if not known.any():
         return undefined("expected_calibration_error", "there is no outcome")
@@ -478,8 +475,7 @@ def tail_quantile_error(
 
     In units of true cost, on the scale of `w2_scaled`; NaN, with a warning, where that is.
     """
-    if not 0 <= quantile <= 1:
-        raise ValueError(f"quantile must lie in [0, 1], got {quantile}")
+    require_in("[0, 1]", quantile=quantile)
     learned, true = _check_both(learned_cost, true_cost)
     _check_limits(cost_limit, learned_limit)
     if not _has_spread(learned):
@@ -499,10 +495,7 @@ def conditional_value_at_risk(cost: ArrayLike, *, quantile: float = 0.95) -> flo
     Raises:
         ValueError: If `quantile` is outside [0, 1).
     """
-    if not 0 <= quantile < 1:
-        raise ValueError(
-            f"quantile must lie in [0, 1), got {quantile}; 0.95 is the mean of the worst 5 %"
-        )
+    require_in("[0, 1)", quantile=quantile, remedy="0.95 is the mean of the worst 5 %")
     costs = _check_costs("cost", cost)
     if not len(costs):
         return undefined("conditional_value_at_risk", "there is no trajectory")
@@ -584,6 +577,10 @@ def _weights_at(learned: Costs, limit: float) -> Costs | None:
     return weights((low + high) / 2)
 
 
+def _are_shares(values: Costs) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
+
+
 def _normalised(weights: Costs) -> Costs:
     shares: Costs = weights / weights.sum()
     return shares
@@ -591,8 +588,7 @@ def _normalised(weights: Costs) -> Costs:
 
 def _gaps(probability: Costs, outcome: Costs, num_bins: int) -> Costs:
     """Sum of outcome - probability in each bin, (num_bins,)."""
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}; 10 are usual")
+    require_in("[1, inf)", num_bins=num_bins)
     bins = np.minimum((probability * num_bins).astype(np.int64), num_bins - 1)
     gaps = np.bincount(bins, weights=outcome - probability, minlength=num_bins)
     return gaps.astype(np.float64, copy=False)
@@ -643,12 +639,7 @@ def _check_costs(name: str, cost: ArrayLike) -> Costs:
 
 def _check_limits(cost_limit: float, learned_limit: float) -> None:
     """Refuse limits that are not finite."""
-    for name, limit in (("cost_limit", cost_limit), ("learned_limit", learned_limit)):
-        if not math.isfinite(limit):
-            raise ValueError(
-                f"{name} must be finite to tell safe from unsafe, got {limit}; "
-                "there is nothing to measure without a limit"
-            )
+    require_in("(-inf, inf)", cost_limit=cost_limit, learned_limit=learned_limit)
 
 
 def _has_spread(costs: Costs) -> bool:

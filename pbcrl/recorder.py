@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError, require_in
 from pbcrl.trajectory import FloatArray, Trajectory
 
 BoolArray = NDArray[np.bool_]
@@ -159,8 +159,7 @@ class TrajectoryRecorder:
     """Whether the episodes have costs, as of the last step; None before the first one."""
 
     def __init__(self, num_envs: int) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be positive, got {num_envs}")
+        require_in("[1, inf)", num_envs=num_envs)
         self.lengths = np.zeros(num_envs, np.int64)
         self.reports_costs = None
         self._all_rows = np.arange(num_envs)
@@ -218,19 +217,9 @@ class TrajectoryRecorder:
                 act_dim=actions.shape[1] if actions.ndim == 2 else 1,
                 dtype=np.uint8 if obs.dtype == np.uint8 else np.float32,
             )
-        self._check_shapes(
-            obs=obs, actions=actions, costs=costs, done=done, valid=valid, discarded=discarded
-        )
-        self._check_shapes(rewards=rewards, terminated=terminated)
-        if self._has_rewards and rewards is None:
-            raise ValueError(
-                "rewards are recorded at every step or at none, but this step has none; pass them"
-            )
-        if (obs.dtype == np.uint8) is not (self._obs.dtype == np.uint8):
-            raise ValueError(
-                f"obs must be uint8 at every step or at none, got {obs.dtype} after "
-                f"{self._obs.dtype}; convert them all alike"
-            )
+        arrays = {"costs": costs, "done": done, "valid": valid, "discarded": discarded}
+        arrays |= {"rewards": rewards, "terminated": terminated, "obs": obs, "actions": actions}
+        self._check_step(arrays)
         done = done.astype(np.bool_, copy=False)  # as an integer it would index
         rows = self._all_rows if valid is None or valid.all() else np.flatnonzero(valid)
         if len(rows) == 0:
@@ -325,16 +314,14 @@ class TrajectoryRecorder:
             act_dim=state["actions"].shape[2],
             dtype=np.uint8 if state["obs"].dtype == np.uint8 else np.float32,
         )
-        # An older state has none, and what goes on from it records none: trajectories stay alike.
-        rewards = state.get("rewards")
-        self._has_rewards = rewards is not None
+        self._has_rewards = state["rewards"] is not None
         while self._costs.shape[1] < steps:
             self._grow()
         self._obs[:, :steps] = state["obs"]
         self._actions[:, :steps] = state["actions"]
         self._costs[:, :steps] = state["costs"]
-        if rewards is not None:
-            self._rewards[:, :steps] = rewards
+        if self._has_rewards:
+            self._rewards[:, :steps] = state["rewards"]
         self.lengths[:] = state["lengths"]
         self.reports_costs = state["reports_costs"]
 
@@ -368,17 +355,22 @@ class TrajectoryRecorder:
         self._costs = np.concatenate([self._costs, np.empty_like(self._costs)], axis=1)
         self._rewards = np.concatenate([self._rewards, np.empty_like(self._rewards)], axis=1)
 
-    def _check_shapes(self, **given: NDArray[Any] | None) -> None:
-        for name, array in given.items():
-            shape: tuple[int, ...] = self.lengths.shape
-            if name == "obs":
-                shape += self._obs.shape[2:]
-            elif name == "actions":
-                shape += self._actions.shape[2:]
-            if array is not None and array.shape != shape:
+    def _check_step(self, arrays: Mapping[str, NDArray[Any] | None]) -> None:
+        """Refuse what is unlike the first step; NumPy would broadcast, cast or leave garbage."""
+        shapes = {"obs": self._obs.shape[2:], "actions": self._actions.shape[2:]}
+        for name, array in arrays.items():
+            shape = (*self.lengths.shape, *shapes.get(name, ()))
+            if array is None:
+                fits = name != "rewards" or not self._has_rewards
+            else:
+                is_image = array.dtype == np.uint8, self._obs.dtype == np.uint8
+                fits = array.shape == shape and (name != "obs" or len(set(is_image)) == 1)
+            if not fits:
+                found = None if array is None else f"{array.dtype} {array.shape}"
                 raise ValueError(
-                    f"{name} must have one row per env, shape {shape}, got {array.shape}; "
-                    "pass the arrays of the vector env as they are"
+                    f"{name} must have one row per env, shape {shape}, and be there, and obs be "
+                    f"uint8, in every step or in none, got {found}; pass the arrays of the vector "
+                    "env as they are"
                 )
 
 

@@ -102,34 +102,36 @@ def action_rows(space: Space[Any], actions: Any, *, num_envs: int | None = None)
     return _float32(_flat(space, actions, _batch(num_envs), "action", _MEND_POLICY))
 
 
-def clip_action(space: Space[Any], action: Any) -> tuple[Any, bool]:
-    """Return an action as the env shall execute it, and whether it lay outside of a Box.
+def executed_actions(
+    space: Space[Any], actions: Any, *, num_envs: int | None = None
+) -> tuple[Any, FloatArray, bool]:
+    """Return actions as the env shall execute them: a Box is clipped to its bounds.
 
     Args:
-        space: Of a single env, or of a vector env for a batch of actions.
-        action: What the policy returned; clipped to the bounds of a Box, as it is for other spaces.
+        space: Of a single env.
+        actions: What is passed to `step`, of a single env or of a vector env of N such envs.
+        num_envs: N; None for a single env.
+
+    Returns:
+        The actions for the env, their rows as of `action_rows`, and whether one was clipped.
 
     Raises:
-        ValueError: If the shape is not that of a Box.
+        ValueError: As of `action_rows`.
         NonFiniteError: If an entry of a Box is NaN or infinite.
     """
+    rows = action_rows(space, actions, num_envs=num_envs)
     if not isinstance(space, Box):
-        return action, False
-    action = np.asarray(action)
-    if action.shape != space.shape:
-        raise ValueError(
-            f"an action must have the shape {space.shape} of its space, got {action.shape}; "
-            "NumPy would broadcast it silently"
-        )
-    if not np.isfinite(action).all():
+        return actions, rows, False
+    actions = np.asarray(actions)
+    if not np.isfinite(actions).all():
         raise NonFiniteError(
-            f"action must be finite, got {action[~np.isfinite(action)][0]}; check the policy for "
+            f"action must be finite, got {actions[~np.isfinite(actions)][0]}; check the policy for "
             "divergence; the episode goes on as if it was never sent"
         )
-    inside = np.minimum(np.maximum(action, space.low), space.high)
-    if (inside == action).all():
-        return action, False
-    return inside, True
+    inside = np.minimum(np.maximum(actions, space.low), space.high)
+    if (inside == actions).all():
+        return actions, rows, False
+    return inside, action_rows(space, inside, num_envs=num_envs), True
 
 
 def _batch(num_envs: int | None) -> tuple[int, ...]:
@@ -146,20 +148,16 @@ def _flat(
     space: Space[Any], values: Any, batch: tuple[int, ...], name: str, remedy: str
 ) -> NDArray[Any]:
     """(1 or N, dim), of any dtype, maybe a view; `batch` is () for a single env, else (N,)."""
-    if isinstance(space, Dict):
-        if set(values) != set(space.spaces):
+    if isinstance(space, Dict | Tuple):
+        # A Tuple's values are found by their place, as a Dict's are by their key.
+        given = values if isinstance(space, Dict) else dict(enumerate(values))
+        inner = dict(space.spaces if isinstance(space, Dict) else enumerate(space.spaces))
+        if set(given) != set(inner):
             raise ValueError(
-                f"{name} must have the keys {sorted(space.spaces)} of its space, got "
-                f"{sorted(values)}; {remedy}"
-            )
-        parts = [(part, values[key], f"{name}[{key!r}]") for key, part in space.spaces.items()]
-    elif isinstance(space, Tuple):
-        if len(values) != len(space.spaces):
-            raise ValueError(
-                f"{name} must have the {len(space.spaces)} parts of its space, got {len(values)}; "
+                f"{name} must have the parts {list(inner)} of its space, got {list(given)}; "
                 f"{remedy}"
             )
-        parts = [(part, values[i], f"{name}[{i}]") for i, part in enumerate(space.spaces)]
+        parts = [(part, given[key], f"{name}[{key!r}]") for key, part in inner.items()]
     else:
         return _flat_array(space, np.asarray(values), batch, name, remedy)
     return np.concatenate([_flat(part, value, batch, at, remedy) for part, value, at in parts], 1)

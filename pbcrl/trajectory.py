@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError, require_in
 
 FloatArray = NDArray[np.float32]
 ObsArray = NDArray[np.float32] | NDArray[np.uint8]
@@ -59,50 +59,39 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         obs = _checked_obs(self.obs)
-        actions = _as_float32("actions", self.actions, ndim=2)
-        if len(obs) != len(actions):
+        arrays = {"obs": obs, "actions": _as_float32("actions", self.actions, ndim=2)}
+        for name in ("costs", "rewards"):
+            if getattr(self, name) is not None:
+                arrays[name] = _as_float32(name, getattr(self, name), ndim=1)
+        if not len(obs) or {len(array) for array in arrays.values()} != {len(obs)}:
+            found = ", ".join(f"{len(array)} of {name}" for name, array in arrays.items())
             raise ValueError(
-                f"obs and actions must have one row per step: got {len(obs)} obs rows "
-                f"and {len(actions)} action rows; drop the final observation if you kept it"
+                f"a trajectory has one row per step in each array, and at least one step: got "
+                f"{found}; drop the final observation if you kept it, and skip empty episodes"
             )
-        if len(obs) == 0:
-            raise ValueError("a trajectory needs at least one step, got none; skip empty episodes")
-        object.__setattr__(self, "obs", obs)
-        object.__setattr__(self, "actions", actions)
-        if self.costs is not None:
-            costs = _as_float32("costs", self.costs, ndim=1)
-            if len(costs) != len(obs):
-                raise ValueError(
-                    f"costs must have one entry per step: got {len(costs)} costs for {len(obs)} "
-                    "steps; sum or split them to the env's steps"
-                )
-            object.__setattr__(self, "costs", costs)
-        given = [x is not None for x in (self.rewards, self.terminated, self.final_obs)]
-        if any(given):
-            self._check_outcome(all(given))
+        if self.final_obs is not None:
+            arrays["final_obs"] = _checked_obs(np.asarray(self.final_obs)[None])[0]
+        for name, array in arrays.items():
+            object.__setattr__(self, name, array)
+        self._check_outcome()
 
-    def _check_outcome(self, complete: bool) -> None:
-        if not complete:
+    def _check_outcome(self) -> None:
+        outcome = self.rewards, self.terminated, self.final_obs
+        if all(part is None for part in outcome):
+            return
+        if self.rewards is None or self.terminated is None or self.final_obs is None:
             raise ValueError(
                 "a trajectory has rewards, terminated and final_obs, or none of them, got only "
                 "some; give the others too"
             )
-        rewards = _as_float32("rewards", self.rewards, ndim=1)
-        final_obs = _checked_obs(np.asarray(self.final_obs)[None])
-        if len(rewards) != len(self.obs):
-            raise ValueError(
-                f"rewards must have one entry per step: got {len(rewards)} rewards for "
-                f"{len(self.obs)} steps"
-            )
-        if (final_obs.shape[1:], final_obs.dtype) != (self.obs.shape[1:], self.obs.dtype):
+        last = self.final_obs
+        if (last.shape, last.dtype) != (self.obs.shape[1:], self.obs.dtype):
             raise ValueError(
                 "final_obs must be an observation like the others, "
-                f"{self.obs.dtype} {self.obs.shape[1:]}, got {final_obs.dtype} "
-                f"{final_obs.shape[1:]}; give what the last step returned, flat if they are"
+                f"{self.obs.dtype} {self.obs.shape[1:]}, got {last.dtype} {last.shape}; give what "
+                "the last step returned, flat if they are"
             )
-        object.__setattr__(self, "rewards", rewards)
         object.__setattr__(self, "terminated", bool(self.terminated))
-        object.__setattr__(self, "final_obs", final_obs[0])
 
     def __len__(self) -> int:
         """T, the number of steps."""
@@ -158,22 +147,17 @@ class Label:
         for name in ("preference", "first_safe", "second_safe"):
             value = getattr(self, name)
             try:
-                math.isnan(value)
+                given = not math.isnan(value)
             except TypeError:
                 raise TypeError(
                     f"a label is made of numbers, but {name} is {value!r}; use math.nan for an "
                     "answer that was not given"
                 ) from None
-        if not (math.isnan(self.preference) or 0 <= self.preference <= 1):
-            raise ValueError(
-                f"a preference must lie in [0, 1] or be NaN (not given), got {self.preference}; "
-                "1 says that the first trajectory is the safer one, 0.5 is a tie"
-            )
-        for name in ("first_safe", "second_safe"):
-            value = getattr(self, name)
-            if not (math.isnan(value) or value in (0, 1)):
+            if given and not (0 <= value <= 1 if name == "preference" else value in (0, 1)):
                 raise ValueError(
-                    f"{name} must be 1 (safe), 0 (unsafe) or NaN (not given), got {value}"
+                    "a preference must lie in [0, 1], where 1 says that the first trajectory is "
+                    "the safer one, and a safety label be 1 (safe) or 0 (unsafe); NaN is not "
+                    f"given: got {name}={value}"
                 )
 
 
@@ -252,8 +236,7 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
     Raises:
         ValueError: If `length` is below 1.
     """
-    if length < 1:
-        raise ValueError(f"a segment needs at least one step, got length={length}")
+    require_in("[1, inf)", length=length)
     longest = max(map(len, trajectories), default=length)
     if longest < length:
         warnings.warn(
@@ -293,14 +276,12 @@ def require_outcomes(trajectories: Sequence[Trajectory], what: str) -> None:
     Raises:
         ValueError: If so.
     """
-    if not trajectories:
-        raise ValueError(f"{what} needs at least one trajectory, got none")
     bare = sum(one.rewards is None for one in trajectories)
-    if bare:
+    if bare or not trajectories:
         raise ValueError(
-            f"{what} has rewards, ends and final observations, but {bare} of {len(trajectories)} "
-            "trajectories were recorded without them; record them with a wrapper of this package, "
-            "or add them: Trajectory(..., rewards=, terminated=, final_obs=)"
+            f"{what} needs trajectories with rewards, ends and final observations, but {bare} of "
+            f"{len(trajectories)} were recorded without them; add them: Trajectory(..., rewards=, "
+            "terminated=, final_obs=)"
         )
 
 

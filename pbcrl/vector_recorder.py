@@ -30,7 +30,7 @@ from pbcrl.recorder import (
     require_finite,
     step_costs,
 )
-from pbcrl.spaces import act_dim_of, action_rows, clip_action, obs_rows, obs_shape_of
+from pbcrl.spaces import act_dim_of, executed_actions, obs_rows, obs_shape_of
 from pbcrl.trajectory import FloatArray, ObsArray
 
 try:
@@ -260,11 +260,11 @@ class RecordTrajectories(VectorWrapper):
         """s_t, the actions that the envs are to execute, and the rows of these."""
         if self._obs is None:
             raise ResetNeeded(RESET_FIRST)
-        actions, is_clipped = clip_action(self.env.action_space, actions)
+        space, num_envs = self.env.single_action_space, self.num_envs
+        actions, executed, is_clipped = executed_actions(space, actions, num_envs=num_envs)
         if is_clipped and not self._has_warned:
             self._has_warned = True
             warnings.warn(CLIPPED.format(module="gymnasium.wrappers.vector"), stacklevel=3)
-        executed = action_rows(self.env.single_action_space, actions, num_envs=self.num_envs)
         return self._obs, actions, executed
 
     def _true_cost(

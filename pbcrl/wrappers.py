@@ -31,7 +31,7 @@ from pbcrl.recorder import (
     discarded_envs,
     require_finite,
 )
-from pbcrl.spaces import act_dim_of, action_rows, clip_action, obs_rows, obs_shape_of
+from pbcrl.spaces import act_dim_of, executed_actions, obs_rows, obs_shape_of
 from pbcrl.trajectory import ObsArray
 from pbcrl.vector_recorder import RecordTrajectories, VectorWrapper
 
@@ -122,11 +122,10 @@ class PreferenceCostWrapper(
         """
         if self._obs is None:
             raise ResetNeeded(RESET_FIRST)
-        action, is_clipped = clip_action(self.env.action_space, action)
+        action, executed, is_clipped = executed_actions(self.env.action_space, action)
         if is_clipped and not self._has_warned:
             self._has_warned = True
             warnings.warn(CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
-        executed = action_rows(self.env.action_space, action)
         step = self._recorder.lengths + 1
         self.cost_model.check_length(int(step.max()))
         learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)

@@ -203,7 +203,7 @@ def test_a_cost_that_does_not_return_one_finite_number_per_row_is_refused():
 
 @pytest.mark.parametrize(
     ("option", "match"),
-    [({"discount": 1.5}, "discount must lie in"), ({"num_samples": 0}, "num_samples must be")],
+    [({"discount": 1.5}, "discount must lie in"), ({"num_samples": 0}, "num_samples must lie in")],
 )
 def test_options_out_of_range_are_refused(option, match):
     with pytest.raises(ValueError, match=match):

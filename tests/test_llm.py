@@ -191,7 +191,7 @@ def test_what_cannot_be_scored_or_learned_is_refused():
     for nothing in ([], no_labels):
         with pytest.raises(LabelError, match=f"none of {len(nothing)} pairs has one"):
             fit_cost_head(model, TOKENIZER, nothing, rng=rng)
-    with pytest.raises(ValueError, match="lr must be > 0"):
+    with pytest.raises(ValueError, match=r"lr must lie in \(0, inf\), got 0"):
         fit_cost_head(model, TOKENIZER, pairs(2), rng=rng, lr=0)
     with pytest.raises(ValueError, match="safety_weight must be >= 0"):
         fit_cost_head(model, TOKENIZER, pairs(2), rng=rng, safety_weight=-1)

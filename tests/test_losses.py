@@ -302,49 +302,40 @@ ONE = tensor([1.0])
 
 
 def test_a_column_of_costs_is_refused_instead_of_broadcast():
-    with pytest.raises(ValueError, match=r"first_cost and second_cost .* \(2, 1\) and \(2,\)"):
+    with pytest.raises(ValueError, match=r"got costs \(2, 1\), .* and labels \(2,\) .*; give one"):
         preference_loss(torch.zeros(2, 1), torch.zeros(2), torch.zeros(2))
-    with pytest.raises(ValueError, match=r"costs \(2, 1\) and safe \(2,\); give one cost"):
+    with pytest.raises(ValueError, match=r"got costs \(2, 1\), .* and labels \(2,\)"):
         safety_loss(torch.zeros(2, 1), torch.zeros(2))
 
 
 def test_safety_labels_must_fit_their_own_member():
     """Of the right total length, but split wrongly: silently it would label the wrong costs."""
     costs, three, one = torch.zeros(2), torch.zeros(3), torch.zeros(1)
-    with pytest.raises(ValueError, match=r"costs \(2,\) and first_safe \(3,\)"):
+    with pytest.raises(RuntimeError, match="equal size"):
         pbci_loss(costs, costs, torch.zeros(2), three, one)
+    with pytest.raises(ValueError, match=r"got costs \(4,\), .* and labels \(6,\)"):
+        pbci_loss(costs, costs, torch.zeros(2), three, three)
 
 
 def test_snr_of_one_cost_per_pair_is_refused():
-    with pytest.raises(ValueError, match=r"both members of every pair: got cost of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"got costs \(2,\), .* and labels \(4,\)"):
         snr_loss(torch.zeros(2), torch.zeros(2))
 
 
 @pytest.mark.parametrize("label", [-1.0, 1.5])
 def test_labels_outside_0_to_1_are_refused(label):
-    with pytest.raises(ValueError, match=r"safe must lie in \[0, 1\] or be NaN .* -1 and 1"):
+    message = rf"labels in \[0, 1\] or NaN .* with \[{label}\] outside"
+    with pytest.raises(ValueError, match=message):
         safety_loss(ONE, tensor([label]))
-    with pytest.raises(ValueError, match=rf"preference must lie in \[0, 1\].* got {label}"):
+    with pytest.raises(ValueError, match=message):
         preference_loss(ONE, ONE, tensor([label]))
+    with pytest.raises(ValueError, match=message):
+        snr_loss(torch.zeros(2), tensor([label]))
 
 
 def test_integer_costs_are_refused():
-    with pytest.raises(TypeError, match=r"floating point to be learned, got dtype torch\.int64"):
+    with pytest.raises(ValueError, match=r"costs floating point .* got costs \(1,\), torch\.int64"):
         safety_loss(tensor([1]), ONE)
-
-
-@pytest.mark.parametrize("given", [np.ones(1, np.float32), [1.0], 1.0, None])
-def test_what_is_no_tensor_is_refused(given):
-    for wrong in (
-        lambda: preference_loss(given, ONE, ONE),
-        lambda: preference_loss(ONE, ONE, given),
-        lambda: safety_loss(given, ONE),
-        lambda: safety_loss(ONE, given),
-        lambda: snr_loss(tensor([0.0, 1.0]), given),
-        lambda: pbci_loss(ONE, ONE, ONE, ONE, given),
-    ):
-        with pytest.raises(TypeError, match=r"a loss takes tensors, .* got .*; convert"):
-            wrong()
 
 
 @pytest.mark.parametrize("dead_zone", [-0.1, NAN, math.inf])
@@ -358,5 +349,5 @@ def test_a_negative_or_endless_dead_zone_is_refused(dead_zone):
     [("snr_weight", -1e-3), ("snr_weight", NAN), ("max_std", 0), ("max_std", NAN)],
 )
 def test_snr_options_out_of_range_are_refused(option, value):
-    with pytest.raises(ValueError, match=rf"{option} must be > ?=?.* got {value}; use"):
+    with pytest.raises(ValueError, match=rf"max_std > 0 or None, got .*{value}.*; snr_weight=0"):
         snr_loss(tensor([0.0, 1.0]), ONE, **{option: value})

@@ -96,14 +96,14 @@ def test_the_recorder_refuses_costs_that_vanish_and_keeps_what_it_has():
 def test_the_recorder_refuses_rows_that_numpy_would_spread():
     recorder = TrajectoryRecorder(2)
     obs, actions, costs = row(0)
-    with pytest.raises(ValueError, match=r"actions must have .* shape \(2, 1\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"actions .* shape \(2, 1\), .* got \w+ \(2,\)"):
         recorder.record(obs, actions[:, 0], costs, NEITHER)
-    with pytest.raises(ValueError, match=r"costs must have .* shape \(2,\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"costs .* shape \(2,\), .* got \w+ \(2, 1\)"):
         recorder.record(obs, actions, costs[:, None], NEITHER)
     recorder.record(obs, actions, costs, NEITHER)
-    with pytest.raises(ValueError, match=r"obs must have .* shape \(2, 3\), got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"obs .* shape \(2, 3\), .* got \w+ \(2, 1\)"):
         recorder.record(obs[:, :1], actions, costs, NEITHER)
-    with pytest.raises(ValueError, match="num_envs must be positive, got 0"):
+    with pytest.raises(ValueError, match=r"num_envs must lie in \[1, inf\), got 0"):
         TrajectoryRecorder(0)
 
 

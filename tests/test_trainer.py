@@ -933,14 +933,19 @@ def test_before_the_first_training_the_dead_zone_stays_and_the_input_scale_is_fi
 
 
 def test_one_sided_labels_train_nothing_and_stay_new():
-    buffer = buffer_of([-1.0, 2.0, -2.0, 3.0], [[0, 1]], [Label(1, 1, 1)])
-    trainer = known_trainer(dead_zone=DeadZone(1.0), lr=0.0)
-    found = trainer.update(buffer, np.array([0]), epochs=1)
-    assert found == {"violation_gap": 1 / 2, "violation_rate": 0}
-    assert (trainer.steps, trainer.num_untuned) == (0, 1)
-    buffer.add_labels(np.array([[2, 3]]), [Label(NAN, 1, 0)])
-    trainer.update(buffer, np.array([1]), epochs=1)
-    assert (trainer.steps, trainer.num_untuned) == (1, 0)
+    """At lr = 0: all three pairs weigh alike in the end, where half would go to the last one if
+    the first two were old."""
+    buffer = buffer_of([-1.0, 2.0, -2.0, 3.0], [[0, 1]] * 2, [Label(1, 1, 1)] * 2)
+    trainer = known_trainer(dead_zone=0.0, lr=0.0)
+    trainer.steps = 1  # no new input scale
+    assert trainer.update(buffer, np.arange(2)) == {"violation_gap": 1 / 2, "violation_rate": 0}
+    assert (trainer.steps, trainer.num_untuned) == (1, 2)
+    buffer.add_labels(np.array([[2, 3]]), [Label(1, 1, 0)])
+    found = trainer.update(buffer, np.array([2]), epochs=1)
+    preference = (2 * softplus(-3) + softplus(-5)) / 3
+    safety = (2 * (softplus(-1) + softplus(2)) + softplus(-2) + softplus(-3)) / 6
+    assert found["finetune_loss"] == pytest.approx(preference + safety)
+    assert (trainer.steps, trainer.num_untuned) == (2, 0)
 
 
 def test_a_round_without_new_labels_changes_nothing():

@@ -65,16 +65,13 @@ class PreferenceCost(Transform):  # type: ignore[misc]
         """Add the cost, of any size and sign, to what the env reports."""
         assert isinstance(observation_spec, Composite)
         (observation, _), (out_key,) = self.in_keys, self.out_keys
-        keys = sorted(map(str, observation_spec.keys(True, True)))
-        if out_key in observation_spec.keys(True, True):
+        keys = observation_spec.keys(True, True)
+        if out_key in keys or observation not in keys:
             raise ValueError(
-                f"the learned cost needs a key of its own, but the env reports {keys}; rename the "
-                "env's cost by RenameTransform before this, or pass another out_key="
-            )
-        if observation not in observation_spec.keys(True, True):
-            raise ValueError(
-                f"a cost model reads the observation under {observation!r}, but the env reports "
-                f"{keys}; pass observation="
+                f"the env must report the observation that the model reads, {observation!r}, and "
+                f"must not report {out_key!r}, the learned cost, but it reports "
+                f"{sorted(map(str, keys))}; pass observation= or out_key=, or rename the env's "
+                "cost by RenameTransform before this"
             )
         shape = (*observation_spec.shape, 1)
         observation_spec[out_key] = Unbounded(

@@ -179,9 +179,8 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
         if not path.exists():
             raise StorageError(
                 f"a run keeps its policy in {POLICY_FILE}, but {folder} has none; give the folder "
-                "of a run with a checkpoint. A run from an earlier version gets one from "
-                "evaluate.py; one whose agent was edited to have layers other than "
-                f"{', '.join(_LAYERS)}, or to act in another way, is played by evaluate.py only"
+                "of a run with a checkpoint. One whose agent was edited to have layers other "
+                f"than {', '.join(_LAYERS)}, or to act in another way, is played by evaluate.py"
             )
     tensors, meta = load_tensors(path, kind=_KIND)
     with described_by(path):

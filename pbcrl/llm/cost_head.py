@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.buffer import check_generator
-from pbcrl.errors import CorruptFileError, LabelError, NonFiniteError
+from pbcrl.errors import CorruptFileError, LabelError, NonFiniteError, require_in
 from pbcrl.lagrange import Multiplier
 from pbcrl.llm.text import TextPair
 from pbcrl.losses import pbci_loss
@@ -94,16 +94,8 @@ def fit_cost_head(
     """
     check_generator(rng)
     _prepare(model, tokenizer)
-    for name, value in (("lr", lr), ("batch_size", batch_size), ("chunk_size", chunk_size)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be > 0 and finite, got {value}")
-    for name, value in (
-        ("safety_weight", safety_weight),
-        ("weight_decay", weight_decay),
-        ("epochs", epochs),
-    ):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be >= 0 and finite, got {value}")
+    require_in("(0, inf)", lr=lr, batch_size=batch_size, chunk_size=chunk_size)
+    require_in("[0, inf)", safety_weight=safety_weight, weight_decay=weight_decay, epochs=epochs)
     labels = np.array(
         [[p.label.preference, p.label.first_safe, p.label.second_safe] for p in pairs], np.float32
     ).reshape(-1, 3)
@@ -297,14 +289,13 @@ def _prepare(model: Any, tokenizer: Any) -> None:
             "responses of different lengths are padded, but the tokenizer has no padding token; "
             "set tokenizer.pad_token = tokenizer.eos_token"
         )
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = tokenizer.pad_token_id
-    if model.config.pad_token_id != tokenizer.pad_token_id:
+    if model.config.pad_token_id not in (None, tokenizer.pad_token_id):
         raise ValueError(
             "the last token is found by the padding token, which must be that of the tokenizer: "
             f"got {model.config.pad_token_id} in the model's config and {tokenizer.pad_token_id}; "
             "set model.config.pad_token_id = tokenizer.pad_token_id"
         )
+    model.config.pad_token_id = tokenizer.pad_token_id
 
 
 def _costs(model: Any, tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:

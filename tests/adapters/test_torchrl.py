@@ -90,7 +90,7 @@ def test_the_cost_of_the_env_goes_by_another_name():
 
     env = GymWrapper(ArrayCost(gym.make(TOY)))
     env.set_info_dict_reader(default_info_dict_reader(["cost"]))
-    with pytest.raises(ValueError, match=r"a key of its own, .*rename the env's cost"):
+    with pytest.raises(ValueError, match=r"must not report 'cost', .*rename the env's cost"):
         TransformedEnv(env, PreferenceCost(random_model(TOY))).observation_spec  # noqa: B018
     env = TransformedEnv(env, RenameTransform(["cost"], ["true_cost"]))
     env.append_transform(PreferenceCost(random_model(TOY)))
@@ -108,7 +108,7 @@ def test_a_model_of_another_env_is_refused():
 def test_an_observation_of_another_name_is_asked_for():
     env = TransformedEnv(GymEnv(TOY), RenameTransform(["observation"], ["state"]))
     env.append_transform(PreferenceCost(random_model(TOY)))
-    with pytest.raises(ValueError, match=r"under 'observation', .*'?state'?.*pass observation="):
+    with pytest.raises(ValueError, match=r"reads, 'observation', .*'?state'?.*pass observation="):
         env.observation_spec  # noqa: B018
     env = TransformedEnv(GymEnv(TOY), RenameTransform(["observation"], ["state"]))
     check_env_specs(env.append_transform(PreferenceCost(random_model(TOY), observation="state")))
