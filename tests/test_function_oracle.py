@@ -180,7 +180,7 @@ def test_a_process_killed_at_any_moment_pays_for_no_answer_twice(tmp_path):
         charged = len(bill.read_bytes().splitlines()) if bill.exists() else 0
         until = charged + int(rng.integers(1, 12))
         while process.poll() is None:
-            if kills < 4 and bill.exists() and len(bill.read_bytes().splitlines()) >= until:
+            if kills < 3 and bill.exists() and len(bill.read_bytes().splitlines()) >= until:
                 os.kill(process.pid, signal.SIGKILL)
                 kills += 1
                 break

@@ -290,7 +290,7 @@ def test_a_linear_cost_is_learned_in_bfloat16():
     assert test.safety_accuracy > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's peak memory")
 def test_a_step_on_512_pairs_of_1000_steps_takes_less_than_1_5_gb(tmp_path):
     """Of the whole process, PyTorch and the memory maps included; autograd takes 2.4 GB."""
