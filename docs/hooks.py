@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import os
 import re
+import sys
+import textwrap
+from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import tyro
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = {
@@ -23,27 +31,65 @@ SCRIPTS = {
 INTRO = """# Flags of the scripts
 
 Made from the `Args` of each script. A Boolean flag is given as `--flag` or `--no-flag`. A task of
-this package brings settings of its own, which `--env-id TASK --help` shows. `pbcrl label --help`
-lists the flags of the labelling page.
+this package has a recipe, values in place of these defaults; `--env-id TASK --help` lists it.
+`pbcrl label --help` lists the flags of the labelling page.
 """
 
 
+def args_of(script: str) -> type[Any]:
+    """Import a script and return its `Args`."""
+    for folder in ("paper", "."):  # scripts import their neighbours
+        if str(ROOT / "cleanrl_scripts" / folder) not in sys.path:
+            sys.path.insert(0, str(ROOT / "cleanrl_scripts" / folder))
+    args: type[Any] = importlib.import_module(Path(script).stem).Args
+    return args
+
+
 def flags(script: str) -> list[tuple[str, str, str, str]]:
-    """Return flag, type, default and meaning of each argument, as the source has them."""
-    tree = ast.parse((ROOT / "cleanrl_scripts" / script).read_text(encoding="utf-8"))
-    (args,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Args")
+    """Return flag, type, default and meaning of each argument, what all scripts share last."""
+    args = args_of(script)
+    hints, plain = get_type_hints(args, include_extras=True), get_type_hints(args)
+    meanings = {name: text for base in args.__mro__ for name, text in _meanings(base).items()}
     found = []
-    for field, doc in zip(args.body, args.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
-            name = ast.unparse(field.target)
-            kind = ast.unparse(field.annotation)
-            positional = "Positional" in kind
-            kind = kind.removeprefix("Annotated[").partition(",")[0] if positional else kind
-            default = "" if field.value is None else ast.unparse(field.value)
-            flag = name.upper() if positional else f"--{name.replace('_', '-')}"
-            meaning = " ".join(ast.literal_eval(doc.value).split())
-            found.append((flag, kind, default, meaning))
+    for field in sorted(fields(args), key=lambda field: field.name not in args.__annotations__):
+        flag = f"--{field.name.replace('_', '-')}"
+        if tyro.conf.Positional in getattr(hints[field.name], "__metadata__", ()):
+            flag = field.name.upper()
+        found.append((flag, _type(plain[field.name]), _default(field), meanings[field.name]))
     return found
+
+
+def _meanings(base: type[Any]) -> dict[str, str]:
+    """The string below each field of a class, which only its source has."""
+    if not is_dataclass(base):
+        return {}
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        ast.unparse(one.target): " ".join(ast.literal_eval(text.value).split())
+        for one, text in zip(node.body, node.body[1:], strict=False)
+        if isinstance(one, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _type(hint: Any) -> str:
+    """As one writes it: `int | None`, `tuple[float, ...]`."""
+    if get_origin(hint) in (Union, UnionType):
+        return " | ".join(map(_type, get_args(hint)))
+    if hint is type(None):
+        return "None"
+    return (
+        hint.__name__
+        if isinstance(hint, type) and not get_args(hint)
+        else (str(hint).replace("typing.", ""))
+    )
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return ""
+    value = field.default
+    return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
 def flags_page() -> str:

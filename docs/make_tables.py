@@ -34,7 +34,7 @@ TASKS = {
     "DrivingLaneChange-v0": "pbcrl_rate",
     "DrivingBlockedRoad-v0": "pbcrl_rate",
 }
-"""Each task, and the variant that the scripts train there by default."""
+"""Each task, and the variant that its recipe trains."""
 
 METHODS = {
     "ppo_lag": "PPO-Lag, told the true cost",
@@ -73,7 +73,19 @@ COLUMNS = (
     "deterministic policy: true cost",
     "return",
 )
-"""Of each table; the README leaves the last one out."""
+"""Of each table but the README's."""
+
+SUMMARY_COLUMNS = (
+    "task, limit",
+    "seeds",
+    "PPO-Lag, told the true cost: return",
+    "true cost",
+    "PbCRL, λ by fresh labels: return",
+    "true cost",
+    "in the last fifth of training",
+    "deterministic policy",
+)
+"""Of the README's: one row per task; the last two are true costs of PbCRL, too."""
 
 
 Key = tuple[str, str, str]
@@ -154,12 +166,15 @@ def tables() -> dict[str, str]:
     def row(task: str, variant: str, method: str) -> list[str]:
         return cells(task, method, runs[task, variant], curves)
 
-    made = {name: [list(COLUMNS)] for name in ("results", "methods", "constant", "ablations")}
+    made = {name: [list(COLUMNS)] for name in ("methods", "constant", "ablations")}
+    made["results"] = [list(SUMMARY_COLUMNS)]
     for task, default in TASKS.items():
-        for variant in (v for v in METHODS if (task, v) in runs):
-            made["methods"].append(row(task, variant, METHODS[variant]))
-            if variant in ("ppo_lag", default):
-                made["results"].append(made["methods"][-1])
+        found = {v: row(task, v, METHODS[v]) for v in METHODS if (task, v) in runs}
+        made["methods"] += found.values()
+        name, _, seeds, *told = found["ppo_lag"]
+        _, _, our_seeds, *ours = found[default]
+        assert seeds == our_seeds, f"{name}: the README has one column of seeds for both methods"
+        made["results"].append([name, seeds, *told[:2], *ours[:4]])
         if task.startswith("Driving"):
             prices = {
                 float(variant.removeprefix("pbcrl_constant").lstrip("_") or 5): variant
@@ -169,7 +184,6 @@ def tables() -> dict[str, str]:
             made["constant"] += [row(task, prices[p], f"λ = {p:g}") for p in sorted(prices)]
     for (task, variant), method in ABLATIONS.items():
         made["ablations"].append(row(task, variant, method))
-    made["results"] = [found[:-1] for found in made["results"]]
     return {name: markdown(rows) for name, rows in made.items()}
 
 

@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 from bench_label import Page
 from evaluate import load_agent
 
-from pbcrl_script_utils.args import read_args
 from pbcrl_script_utils.evaluation import play
+from pbcrl_script_utils.resume import read_args
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE.parents[1] / "cleanrl_scripts"
