@@ -31,7 +31,7 @@ def make_args(script, **changes):
 
 def make_agent(script, args):
     torch.manual_seed(0)
-    envs = script.make_envs("PointHazards-v0", 1)
+    envs = script.utils.make_envs("PointHazards-v0", 1)
     agent = script.Agent(envs, args)
     nn.init.normal_(agent.mean[-1].weight, std=0.2)  # means beyond their bounds, too
     return agent.to(args.device)
