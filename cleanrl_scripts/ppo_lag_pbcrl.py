@@ -25,9 +25,9 @@ import pbcrl_script_utils as utils
 # -- Args ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Args(utils.RunArgs):
-    env_id: str = "SafetyPointButton1-v0"
+    env_id: str
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
     cost_limit: utils.CostLimit | None = None
     """d, highest safe episode cost, known to the oracle only; default: the task's own"""

@@ -30,9 +30,9 @@ from pbcrl.storage import save_tensors
 # -- Args ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Args(utils.RunArgs):
-    env_id: str = "SafetyPointButton1-v0"
+    env_id: str
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
     cost_limit: utils.CostLimit | None = None
     """d, highest safe episode cost, told to oracle and learner; default: the task's own"""

@@ -54,15 +54,17 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     if what.resume is not None:
         stored = stored_args(args_type, Path(what.resume), script=script)
         return resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
-    default = args_type()
-    env_id = getattr(default, "env_id", "") if what.env_id is None else what.env_id
-    by_people = what.label_folder is not None
-    recipe = recipe_of(env_id, script=script, by_people=by_people)
+    recipe: dict[str, Any] = {}
+    if "env_id" in names:
+        env_id, by_people = what.env_id or "", what.label_folder is not None
+        recipe = recipe_of(env_id, script=script, by_people=by_people)
+        recipe["env_id"] = what.env_id or tyro.MISSING
     default = args_type(**{name: value for name, value in recipe.items() if name in names})
     about = _wrapped(sys.modules[args_type.__module__].__doc__ or "")
     shown = replace(default, **{n: v for n, v in vars(what).items() if n in names and v})
     if lines := recipe_lines(shown, script=script):
-        about = "\n   ".join([f"{about}\n\nRecipe of {env_id}:", *lines])
+        head = f"{about}\n\nRecipe of {what.env_id or '--label-folder'}:"
+        about = "\n   ".join([head, *lines])
     return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
 
 
@@ -80,6 +82,9 @@ def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | No
         train(parse(args_type, sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # what reads the output, such as `head`, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except (
         ArithmeticError,
         DependencyNotInstalled,

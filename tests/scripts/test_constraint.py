@@ -164,12 +164,12 @@ def test_a_step_size_of_zero_is_a_constant_multiplier(script, make_args, constra
     assert {row["multiplier"] for row in rows(script.train(make_args("run", **options)))} == {0.7}
 
 
-def test_the_constraint_is_that_of_the_flags(script):
+def test_the_constraint_is_that_of_the_flags(script, make_args):
     made = [
-        script.make_constraint(script.Args(constraint=one, max_unsafe_rate=0.2, accept_batch=14))
+        script.make_constraint(make_args("run", constraint=one, max_unsafe_rate=0.2))
         for one in CONSTRAINTS
     ]
-    assert made == [LearnedLimit(), UnsafeRate(0.2), Acceptance(14)]
+    assert made == [LearnedLimit(), UnsafeRate(0.2), Acceptance(12)]
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ def help_of(script, capsys, *words):
     lines = [line.strip() for line in above.splitlines() if " instead of " in line]
     inside = "\n".join(line.strip("│| ") for line in options.splitlines())
     found = re.findall(r"^--([a-z][a-z0-9-]*)(.*?)(?=^--|\Z)", inside, re.MULTILINE | re.DOTALL)
-    defaults = {
-        name.replace("-", "_"): re.findall(r"\(default: (.*?)\)", " ".join(text.split()))[-1]
-        for name, text in found
-    }
+    defaults = {}
+    for name, text in found:
+        if values := re.findall(r"\(default: (.*?)\)", " ".join(text.split())):
+            defaults[name.replace("-", "_")] = values[-1]
     return lines, defaults
 
 
@@ -49,25 +49,29 @@ def _terminal_of_100_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-@pytest.mark.parametrize("words", [["--env-id", "Mine-v0"], ["--env-id=m:Mine-v0"]], ids=str)
-def test_the_help_for_an_env_without_a_recipe_shows_the_defaults_of_the_file(
+@pytest.mark.parametrize("words", [[], ["--env-id", "Mine-v0"], ["--env-id=m:Mine-v0"]], ids=str)
+def test_the_help_for_no_env_or_one_without_a_recipe_shows_the_defaults_of_the_file(
     scripts, capsys, words
 ):
     script = scripts.ppo_lag_pbcrl
     lines, defaults = help_of(script, capsys, *words)
     assert lines == []
-    expected = {field.name: shown(field.default) for field in dataclasses.fields(script.Args)}
-    assert defaults == expected
-    env_id = words[-1].removeprefix("--env-id=")
-    assert parse(script.Args, words) == script.Args(env_id=env_id)
+    fields = [field for field in dataclasses.fields(script.Args) if field.name != "env_id"]
+    assert fields
+    for field in fields:
+        assert defaults[field.name] == shown(field.default)
+    if words:
+        env_id = words[-1].removeprefix("--env-id=")
+        assert parse(script.Args, words) == script.Args(env_id=env_id)
 
 
 def test_the_help_for_a_task_shows_its_recipe_and_that_is_what_is_run(scripts, capsys):
     script = scripts.ppo_lag_pbcrl
     lines, defaults = help_of(script, capsys, "--env-id", GOAL)
     args = parse(script.Args, ["--env-id", GOAL])
-    of_file = {field.name: field.default for field in dataclasses.fields(script.Args)}
-    changed = {name for name in of_file if getattr(args, name) != of_file[name]} - {"env_id"}
+    fields = [field for field in dataclasses.fields(script.Args) if field.name != "env_id"]
+    of_file = {field.name: field.default for field in fields}
+    changed = {name for name in of_file if getattr(args, name) != of_file[name]}
     assert {line.split()[0] for line in lines} == changed
     assert len(lines) == len(changed) > 10
     assert "num_envs 100 instead of 20" in lines
@@ -78,9 +82,14 @@ def test_the_help_for_a_task_shows_its_recipe_and_that_is_what_is_run(scripts, c
         written = [f"{one:,}" if type(one) is int else shown(one) for one in (value, default)]
         assert f"{name} {written[0]} instead of {written[1]}" in lines
         assert defaults[name] == shown(value)
-    # It is the task of the script, too, if that is told none.
-    default = script.Args().env_id
-    assert parse(script.Args, []) == parse(script.Args, ["--env-id", default])
+
+
+def test_no_task_is_guessed(scripts, capsys):
+    for name in SCRIPTS:
+        with pytest.raises(SystemExit) as ended:
+            parse(getattr(scripts, name).Args, ["--num-envs", "7"])
+        assert ended.value.code == 2
+        assert "--env-id" in capsys.readouterr().err
 
 
 def test_the_help_fits_into_the_terminal(scripts, capsys):
@@ -143,7 +152,7 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
     script = scripts.ppo_lag_pbcrl
     budgets = []
     for words in (
-        ["--label-folder", "questions"],
+        ["--label-folder", "questions", "--env-id", "mine:Road-v0"],
         ["--env-id", "mine:Road-v0", "--label_folder=questions"],
         ["--env-id", LANE, "--label-folder=q", "--online-queries", "70"],
         ["--env-id", "mine:Road-v0"],
@@ -151,7 +160,7 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
         args = parse(script.Args, words)
         budgets.append((args.offline_queries, args.online_queries))
     assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
-    lines, defaults = help_of(script, capsys, "--env-id", "Mine-v0", "--label-folder", "q")
+    lines, defaults = help_of(script, capsys, "--label-folder", "q")
     assert lines == [
         "collect_timesteps 200,000 instead of None",
         "offline_queries 100 instead of 18,000",

@@ -334,7 +334,7 @@ def test_a_task_brings_its_recipe_which_the_command_line_overrules(scripts):
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
 def test_steps_may_be_counted_as_people_write_them(scripts, word, steps):
     found = []
-    command = ["--total-timesteps", word, "--learning-rate", "1e-3"]
+    command = ["--env-id", "Mine-v0", "--total-timesteps", word, "--learning-rate", "1e-3"]
     scripts.ppo_lag.utils.main(found.append, scripts.ppo_lag.Args, command)
     assert (found[0].total_timesteps, found[0].learning_rate) == (steps, 1e-3)
 
