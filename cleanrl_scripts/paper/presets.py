@@ -156,6 +156,17 @@ NOISE = tuple(
     for method in ("pbcrl", "ppo_bt")
     for noise in NOISES
 )
+# The recipe's labels, and a price of cost that does not follow them.
+CONSTANTS = (0.3, 0.5, 1, 2, 5)
+CONSTANT = tuple(
+    ablation(
+        f"pbcrl_constant_{value}",
+        "pbcrl_rate",
+        {"multiplier-rule": "adam", "multiplier-lr": 0, "multiplier-initial": value},
+        f"constant λ = {value}",
+    )
+    for value in CONSTANTS
+)
 # Twice the same, but for rounding.
 BF16 = (
     "ppo_lag",
@@ -165,6 +176,7 @@ BF16 = (
 )
 DEAD_ZONE_HEADS = tuple(f"δ = {value:g}" for value in DEAD_ZONES)
 SNR_HEADS = tuple(f"ζ = {value:g}" for value in SNR_WEIGHTS)
+CONSTANT_HEADS = (*(f"constant λ = {value}" for value in CONSTANTS), "PbCRL, rate of labels")
 OFFSET_HEADS = ("PbCRL", *(f"PPO-BT, labels at {value}" for value in LIMITS))
 NOISE_HEADS = tuple(f"{method}, {noise} %" for method in ("PbCRL", "PPO-BT") for noise in NOISES)
 SAFETY_NOISE = tuple(
@@ -360,6 +372,13 @@ TABLES = {
         SAFETY_NOISE,
         ("w2_scaled", RETURN, COST),
         heads=NOISE_HEADS,
+    ),
+    "constant": Table(
+        "A constant λ on the driving tasks",
+        (BLOCK, LANE),
+        (*CONSTANT, "pbcrl_rate"),
+        OUTCOME,
+        heads=CONSTANT_HEADS,
     ),
     "online": Table(
         "PPO-BT with all queries online", (GOAL,), ("ppo_bt", "ppo_bt_online"), (RETURN, COST)

@@ -238,9 +238,7 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
     if args is None:
         return None
     # The variant that agrees with the run in most options. "cost-limit" is "cost_limit" there.
-    # Of runs from before there was a choice.
-    options: dict[str, object] = {"constraint": "learned", "cost-output": "linear"}
-    options |= {name.replace("_", "-"): value for name, value in args.items()}
+    options: dict[str, object] = {name.replace("_", "-"): value for name, value in args.items()}
     fitting = [
         name
         for name, row in VARIANTS.items()

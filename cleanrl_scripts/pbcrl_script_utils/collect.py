@@ -20,7 +20,7 @@ from pbcrl_script_utils.envs import flat_dims, horizon_of
 from pbcrl_script_utils.launch import INTERRUPTED
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.resume import is_finished
-from pbcrl_script_utils.run import Run, open_child
+from pbcrl_script_utils.run import SCRIPTS, Run, open_child
 
 _SHARED = """
     env_id seed num_envs num_steps update_epochs minibatch_size learning_rate lr_decay max_grad_norm
@@ -154,7 +154,7 @@ def collect(args: Any, run: Run, *, limit: float) -> Path:
     if not is_finished(begun):
         options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
         options["save_trajectories"] = episodes
-        command = [sys.executable, str(Path(__file__).parents[1] / "ppo_lag.py")]
+        command = [sys.executable, str(SCRIPTS / "ppo_lag.py")]
         if (begun / "args.json").exists():
             command += ["--resume", str(begun)]
         else:

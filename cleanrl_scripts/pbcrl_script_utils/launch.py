@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -58,11 +60,20 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
         recipe = recipe_of(env_id, script=script, by_people=by_people)
         recipe["env_id"] = what.env_id or tyro.MISSING
     default = args_type(**{name: value for name, value in recipe.items() if name in names})
-    about = str(sys.modules[args_type.__module__].__doc__).strip()
+    about = _wrapped(sys.modules[args_type.__module__].__doc__ or "")
     shown = replace(default, **{n: v for n, v in vars(what).items() if n in names and v})
     if lines := recipe_lines(shown, script=script):
-        about = "\n\n".join([about, f"Recipe of {what.env_id or '--label-folder'}:", *lines])
+        head = f"{about}\n\nRecipe of {what.env_id or '--label-folder'}:"
+        about = "\n   ".join([head, *lines])
     return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
+
+
+def _wrapped(text: str) -> str:
+    """Fit a module's docstring into the terminal; tyro would join lines that are not indented."""
+    width = min(100, shutil.get_terminal_size().columns)
+    options: dict[str, Any] = {"break_on_hyphens": False, "subsequent_indent": "  "}
+    paragraphs = text.strip().split("\n\n")
+    return "\n\n".join(textwrap.fill(one, width, **options) for one in paragraphs)
 
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:

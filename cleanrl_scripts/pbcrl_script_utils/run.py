@@ -41,7 +41,9 @@ from pbcrl_script_utils.recipes import recipe_lines
 from pbcrl_script_utils.verdict import limit_verdicts, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
 
-_SCRIPTS = Path(__file__).resolve().parents[1]
+_ABOVE = Path(__file__).resolve().parents[1]
+SCRIPTS = _ABOVE / "pbcrl_scripts" if (_ABOVE / "pbcrl_scripts").is_dir() else _ABOVE
+"""Where the training scripts are: beside this package if installed, around it in a checkout."""
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
 _PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
 
@@ -496,13 +498,13 @@ def command_of(script: str, *words: object) -> str:
     """
     path = Path(script)
     if path.suffix != ".py":
-        path = _SCRIPTS / f"{script}.py"
+        path = SCRIPTS / f"{script}.py"
     path = path.resolve()
     shown = shlex.quote(
         str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     )
-    if _SCRIPTS.name == "pbcrl_scripts":
-        ours = path.is_relative_to(_SCRIPTS)
+    if SCRIPTS.name == "pbcrl_scripts":
+        ours = path.is_relative_to(SCRIPTS)
         trains = "train " if path.stem.startswith("ppo_") or not ours else ""
         begin = f"pbcrl {trains}{path.stem if ours else shown}"
     else:

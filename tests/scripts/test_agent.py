@@ -24,14 +24,15 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 def make_args(script, **changes):
-    options = {"num_envs": 7, "num_steps": 10, "minibatch_size": 16, "update_epochs": 4}
+    options = {"env_id": "PointHazards-v0", "num_envs": 7, "num_steps": 10}
+    options |= {"minibatch_size": 16, "update_epochs": 4}
     options |= {"learning_rate": 1e-3, "hidden_sizes": (32, 24), "target_kl": np.inf}
     return script.Args(**{**options, **changes})
 
 
 def make_agent(script, args):
     torch.manual_seed(0)
-    envs = script.make_envs("PointHazards-v0", 1)
+    envs = script.utils.make_envs("PointHazards-v0", 1)
     agent = script.Agent(envs, args)
     nn.init.normal_(agent.mean[-1].weight, std=0.2)  # means beyond their bounds, too
     return agent.to(args.device)
@@ -256,7 +257,7 @@ def test_a_gpu_that_is_not_there_is_refused(scripts):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ValueError, match=r"--device cuda needs a GPU that PyTorch can use.*leave"):
-        scripts.ppo_lag.train(scripts.ppo_lag.Args(device="cuda"))
+        scripts.ppo_lag.train(make_args(scripts.ppo_lag, device="cuda"))
 
 
 @needs_gpu

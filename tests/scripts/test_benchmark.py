@@ -106,6 +106,21 @@ def test_the_ablations_differ_from_pbcrl_as_the_paper_says(benchmark):
     assert changed("two_stage", "pbcrl_offline") == offline
 
 
+def test_a_constant_multiplier_differs_from_that_of_labels_in_nothing_else(benchmark):
+    block = "DrivingBlockedRoad-v0"
+    found = {job.name: job.options for job in jobs(benchmark, "constant", tasks=(block,))}
+    base = found.pop(f"{block}__pbcrl_rate__0")
+    assert (base["offline-queries"], base["online-queries"]) == (14_000, 6_000)
+    assert base["segment-length"] == 20
+    del found[f"{block}__ppo_lag__0"]
+    for value in (0.3, 0.5, 1, 2, 5):
+        options = found.pop(f"{block}__pbcrl_constant_{value}__0")
+        changed = {k: v for k, v in options.items() if base.get(k) != v and k != "run-name"}
+        constant = {"multiplier-rule": "adam", "multiplier-lr": 0, "multiplier-initial": value}
+        assert changed == constant
+    assert not found
+
+
 def test_unknown_names_are_refused_with_those_that_exist(benchmark):
     with pytest.raises(SystemExit, match=r"--preset must be of results, .*, got 'result'"):
         jobs(benchmark, "result")

@@ -18,7 +18,7 @@ def small_run(folder, *, env_id):
     """What `evaluate.py` reads of a run, with an agent that has learned nothing."""
     script = load("ppo_lag")
     args = script.Args(env_id=env_id, hidden_sizes=(8,), initial_log_std=-1.0)
-    agent = script.Agent(script.make_envs(env_id, 1), args)
+    agent = script.Agent(script.utils.make_envs(env_id, 1), args)
     folder.mkdir()
     (folder / "args.json").write_text(json.dumps({"script": "ppo_lag", **vars(args)}))
     shutil.copy(SCRIPTS / "ppo_lag.py", folder)

@@ -444,7 +444,8 @@ def write_run_by_hand(root, name, **args):
     """A finished run under a name of the user's choice."""
     write_run(root, TOY, "pbcrl", 0)
     folder = (root / f"{TOY}__pbcrl__0").rename(root / name)
-    (folder / "args.json").write_text(json.dumps({"env_id": TOY, "seed": 3} | args))
+    given = {"env_id": TOY, "seed": 3, "constraint": "learned"} | args
+    (folder / "args.json").write_text(json.dumps(given))
     return folder
 
 
@@ -455,6 +456,23 @@ def write_run_by_hand(root, name, **args):
         ("ppo_lag_bf16", {"script": "ppo_lag", "bf16": True}),
         ("pbcrl", {"script": "ppo_lag_pbcrl", "dead_zone": 1.0, "offline_queries": 200}),
         ("pbcrl_rate", {"script": "ppo_lag_pbcrl", "constraint": "rate"}),
+        *(
+            (
+                variant,
+                {
+                    "script": "ppo_lag_pbcrl",
+                    "constraint": constraint,
+                    "multiplier_rule": "adam",
+                    "multiplier_lr": 0.0,
+                    "multiplier_initial": value,
+                },
+            )
+            for variant, constraint, value in [
+                ("pbcrl_constant", "learned", 5.0),
+                ("pbcrl_constant_5", "rate", 5.0),
+                ("pbcrl_constant_0.3", "rate", 0.3),
+            ]
+        ),
         (
             "pbcrl_accept",
             {"script": "ppo_lag_pbcrl", "constraint": "accept", "max_unsafe_rate": 0.1},

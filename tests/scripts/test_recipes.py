@@ -1,0 +1,180 @@
+"""Recipes: the values that `--help` shows for a task are those that are run."""
+
+import dataclasses
+import re
+
+import pytest
+
+import pbcrl_envs
+from pbcrl_script_utils import recipes
+from pbcrl_script_utils.args import check_args
+from pbcrl_script_utils.launch import parse
+from pbcrl_script_utils.recipes import recipe_lines, recipe_of
+
+from .runs import small_ppo_lag
+
+SCRIPTS = "ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"
+GOAL, LANE, TOY = "SafetyPointGoal1-v0", "DrivingLaneChange-v0", "PointHazards-v0"
+TASKS = (
+    *(f"SafetyPoint{name}1-v0" for name in ("Goal", "Push", "Button")),
+    *(f"Safety{name}Velocity-v1" for name in ("HalfCheetah", "Walker2d", "Humanoid")),
+    *("DrivingBlockedRoad-v0", LANE, TOY),
+)
+
+
+def help_of(script, capsys, *words):
+    """What `--help` prints: the recipe's lines, and the default of each argument."""
+    with pytest.raises(SystemExit) as ended:
+        parse(script.Args, [*words, "--help"])
+    assert ended.value.code == 0
+    # In a box of lines, or of dashes where the output's encoding has no lines.
+    above, options = re.split(r"^\W* options \W*$", capsys.readouterr().out, flags=re.MULTILINE)
+    lines = [line.strip() for line in above.splitlines() if " instead of " in line]
+    inside = "\n".join(line.strip("│| ") for line in options.splitlines())
+    found = re.findall(r"^--([a-z][a-z0-9-]*)(.*?)(?=^--|\Z)", inside, re.MULTILINE | re.DOTALL)
+    defaults = {}
+    for name, text in found:
+        if values := re.findall(r"\(default: (.*?)\)", " ".join(text.split())):
+            defaults[name.replace("-", "_")] = values[-1]
+    return lines, defaults
+
+
+def shown(value):
+    """A value as `--help` has it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.fixture(autouse=True)
+def _terminal_of_100_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.mark.parametrize("words", [[], ["--env-id", "Mine-v0"], ["--env-id=m:Mine-v0"]], ids=str)
+def test_the_help_for_no_env_or_one_without_a_recipe_shows_the_defaults_of_the_file(
+    scripts, capsys, words
+):
+    script = scripts.ppo_lag_pbcrl
+    lines, defaults = help_of(script, capsys, *words)
+    assert lines == []
+    fields = [field for field in dataclasses.fields(script.Args) if field.name != "env_id"]
+    assert fields
+    for field in fields:
+        assert defaults[field.name] == shown(field.default)
+    if words:
+        env_id = words[-1].removeprefix("--env-id=")
+        assert parse(script.Args, words) == script.Args(env_id=env_id)
+
+
+def test_the_help_for_a_task_shows_its_recipe_and_that_is_what_is_run(scripts, capsys):
+    script = scripts.ppo_lag_pbcrl
+    lines, defaults = help_of(script, capsys, "--env-id", GOAL)
+    args = parse(script.Args, ["--env-id", GOAL])
+    fields = [field for field in dataclasses.fields(script.Args) if field.name != "env_id"]
+    of_file = {field.name: field.default for field in fields}
+    changed = {name for name in of_file if getattr(args, name) != of_file[name]}
+    assert {line.split()[0] for line in lines} == changed
+    assert len(lines) == len(changed) > 10
+    assert "num_envs 100 instead of 20" in lines
+    assert "total_timesteps 6,000,000 instead of 1,000,000" in lines
+    assert "constraint accept instead of learned" in lines
+    for name in changed:
+        value, default = getattr(args, name), of_file[name]
+        written = [f"{one:,}" if type(one) is int else shown(one) for one in (value, default)]
+        assert f"{name} {written[0]} instead of {written[1]}" in lines
+        assert defaults[name] == shown(value)
+
+
+def test_no_task_is_guessed(scripts, capsys):
+    for name in SCRIPTS:
+        with pytest.raises(SystemExit) as ended:
+            parse(getattr(scripts, name).Args, ["--num-envs", "7"])
+        assert ended.value.code == 2
+        assert "--env-id" in capsys.readouterr().err
+
+
+def test_the_help_fits_into_the_terminal(scripts, capsys):
+    for name in SCRIPTS:
+        with pytest.raises(SystemExit):
+            parse(getattr(scripts, name).Args, ["--env-id", LANE, "--help"])
+        assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
+def test_what_is_given_counts_more_than_a_recipe_and_is_not_listed(scripts):
+    for name in SCRIPTS:
+        script = getattr(scripts, name)
+        plain = parse(script.Args, ["--env-id", LANE])
+        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--lr_decay=0.25"])
+        assert given == dataclasses.replace(plain, num_envs=7, lr_decay=0.25)
+        before, after = (recipe_lines(args, script=name) for args in (plain, given))
+        gone = [line for line in before if line not in after]
+        assert [line.split()[0] for line in gone] == ["num_envs", "lr_decay"]
+        assert set(after) < set(before)
+
+
+def test_a_run_prints_its_recipe_at_the_start(scripts, tmp_path, capsys):
+    args = small_ppo_lag(scripts, tmp_path, gamma=0.95, total_timesteps=400)
+    scripts.ppo_lag.train(args)
+    first, heading, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"== PPO-Lag on {TOY}; files in {tmp_path / 'run'}"
+    assert heading.strip() == "its recipe (pbcrl_script_utils/recipes.py):"
+    listed = [line.strip() for line in lines if " instead of " in line]
+    assert listed == ["num_steps 100 instead of 1,000", "gamma 0.95 instead of 0.99"]
+    other = small_ppo_lag(
+        scripts, tmp_path, env_id="TestToy-v0", cost_limit=5, run_name="b", total_timesteps=400
+    )
+    scripts.ppo_lag.train(other)
+    assert " instead of " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("by_people", [False, True])
+@pytest.mark.parametrize("env_id", TASKS)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_recipe_is_made_of_arguments_that_the_script_takes(scripts, name, env_id, by_people):
+    recipe = recipe_of(env_id, script=name, by_people=by_people)
+    args_type = getattr(scripts, name).Args
+    assert recipe
+    assert recipe.keys() <= {field.name for field in dataclasses.fields(args_type)}
+    check_args(args_type(env_id=env_id, **recipe))
+
+
+def test_no_other_env_has_a_recipe():
+    known = {
+        env_id for table in (recipes._OF_ALL, *recipes._OF_SCRIPT.values()) for env_id in table
+    }
+    assert known == set(TASKS)
+    others = {task.env_id for task in pbcrl_envs.TASKS.values()} - known
+    for name in (*SCRIPTS, "mine"):
+        for env_id in (*others, "Mine-v0", "", f"m:{GOAL}"):
+            assert recipe_of(env_id, script=name) == {}
+
+
+def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
+    script = scripts.ppo_lag_pbcrl
+    budgets = []
+    for words in (
+        ["--label-folder", "questions", "--env-id", "mine:Road-v0"],
+        ["--env-id", "mine:Road-v0", "--label_folder=questions"],
+        ["--env-id", LANE, "--label-folder=q", "--online-queries", "70"],
+        ["--env-id", "mine:Road-v0"],
+    ):
+        args = parse(script.Args, words)
+        budgets.append((args.offline_queries, args.online_queries))
+    assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
+    lines, defaults = help_of(script, capsys, "--label-folder", "q")
+    assert lines == [
+        "collect_timesteps 200,000 instead of None",
+        "offline_queries 100 instead of 18,000",
+        "online_queries 50 instead of 2,000",
+    ]
+    assert (defaults["offline_queries"], defaults["collect_timesteps"]) == ("100", "200000")
+    # Six passes over a hundred labels would be six steps.
+    epochs = [
+        parse(script.Args, ["--env-id", LANE, *words]).pretrain_epochs
+        for words in ([], ["--label-folder", "q"])
+    ]
+    assert epochs == [6, 200]
+
+
+def test_only_who_can_be_labelled_by_people_has_a_recipe_of_people():
+    for name in ("ppo_lag", "ppo_lag_rlsf"):
+        assert recipe_of(TOY, script=name, by_people=True) == recipe_of(TOY, script=name)
