@@ -4,7 +4,6 @@ The names that one needs, in the order in which data flows through them; each ca
 
 - A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer. A
   `BatchLabel` is the answer about many that are shown at once.
-- A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer.
 - `RecordTrajectories` hands out the episodes of any Gymnasium vector env as they end;
   `finished_trajectories` reads them from its infos, or from those of the wrappers that follow.
 - `PreferenceCostWrapper` and `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]`
