@@ -340,6 +340,8 @@ def train(args: Args) -> Path:
 
         # -- Checkpoint ----------------------------------------------------------------------------
         def keep() -> None:
+            if collector is not None:
+                collector.sync()
             utils.save_agent(run.folder, agent, args.env_id)
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 from pbcrl import Trajectory, TrajectoryWriter
 from pbcrl_envs.toy import PointHazardsEnv
+from pbcrl_script_utils.args import RunArgs
 
 SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 
@@ -29,7 +31,7 @@ SMALL = {
 def load(name: str, path: Path | None = None) -> ModuleType:
     """Load a script as `name`, by default the one of that name in the folder of scripts."""
     if str(SCRIPTS) not in sys.path:
-        sys.path.insert(0, str(SCRIPTS))  # where scripts find `common`
+        sys.path.insert(0, str(SCRIPTS))  # as if one of them had been started
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path or SCRIPTS / f"{name}.py")
@@ -51,6 +53,12 @@ def load_edited(name: str, folder: Path, *changes: tuple[str, str]) -> ModuleTyp
     path = folder / f"{name}.py"  # the script's name is part of a run
     path.write_text(text)
     return load(f"{name}_of_{folder.name}", path)
+
+
+@pytest.fixture
+def save_every(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets how many iterations of a run lie between two checkpoints; small runs have few."""
+    return lambda number: monkeypatch.setattr(RunArgs, "checkpoint_interval", number)
 
 
 @pytest.fixture(scope="session")

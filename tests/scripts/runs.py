@@ -1,7 +1,9 @@
 """Small runs of the scripts, read and compared."""
 
+import dataclasses
 import gc
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import torch
 from pbcrl.data.dataset import TrajectoryDataset
 from pbcrl.data.label_log import read_labels
 from pbcrl.storage import load_tensors
+from pbcrl_script_utils.resume import resumed, stored_args
+from pbcrl_script_utils.run import Run
 
 from .conftest import SMALL
 
@@ -97,7 +101,7 @@ class Stop(BaseException):
 
 def cut_off(module, args, *, after, monkeypatch):
     """Train, and stop when `after` iterations have been logged."""
-    log, seen = module.Run.log, []
+    log, seen = Run.log, []
 
     def log_and_stop(run, step, values):
         log(run, step, values)
@@ -106,11 +110,13 @@ def cut_off(module, args, *, after, monkeypatch):
             raise Stop
 
     with monkeypatch.context() as patched:
-        patched.setattr(module.Run, "log", log_and_stop)
+        patched.setattr(Run, "log", log_and_stop)
         with pytest.raises(Stop):
             module.train(args)
 
 
-def resume(module, folder):
+def resume(module, folder, **changes):
+    """Go on with a run as `--resume` does; `changes` are what else is on the command line."""
     gc.collect()  # a run that an error ended holds locks that the end of its process would release
-    return module.train(module.Args(resume=str(folder)))
+    stored = stored_args(module.Args, folder, script=Path(module.__file__).stem)
+    return module.train(resumed(stored, dataclasses.replace(stored, **changes)))

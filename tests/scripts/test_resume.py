@@ -17,9 +17,11 @@ from torch import nn
 from pbcrl.data.dataset import TrajectoryDataset
 from pbcrl.data.label_log import read_labels
 from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
+from pbcrl_script_utils.checkpoint import Checkpoint
+from pbcrl_script_utils.run import Run
 
 from ..power_cut import PowerCut
-from .conftest import SCRIPTS, SMALL, load, load_edited, write_dataset
+from .conftest import SMALL, load, load_edited, write_dataset
 from .runs import (
     assert_same_dataset,
     assert_same_run,
@@ -43,7 +45,6 @@ RUN = {
     **SMALL,
     "env_id": "PointHazards-v0",
     "total_timesteps": 8_000,
-    "checkpoint_interval": 1,
 }
 ITERATIONS = RUN["total_timesteps"] // (RUN["num_envs"] * RUN["num_steps"])
 PBCRL = {
@@ -69,17 +70,21 @@ def forkserver():
     return context
 
 
-def start(script, options):
-    """Run a script as a child of the server, in silence."""
-    sys.path.insert(0, str(SCRIPTS))
-    module = __import__(script)
+def start(script, folder, options):
+    """Run a script as a child of the server, in silence, with a checkpoint per iteration."""
+    module = load(script)
+    module.Args.checkpoint_interval = 1
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    module.train(module.Args(**options))
+    go_on(module, folder, options)
 
 
-def go_on(folder, options):
-    """The arguments that continue a run, or begin it if there is none."""
-    return {"resume": str(folder)} if (folder / "args.json").exists() else options
+def go_on(module, folder, options):
+    """Continue a run, or begin it if there is none."""
+    if (folder / "args.json").exists():
+        resume(module, folder)
+    else:
+        place = {"runs_dir": str(folder.parent), "run_name": folder.name}
+        module.train(module.Args(**options, **place))
 
 
 def run_with_kills(script, options, folder, *, kills, seed):
@@ -89,7 +94,7 @@ def run_with_kills(script, options, folder, *, kills, seed):
     """
     rng = np.random.default_rng(seed)
     for number in range(kills + 1):
-        child = forkserver().Process(target=start, args=(script, go_on(folder, options)))
+        child = forkserver().Process(target=start, args=(script, folder, options))
         child.start()
         if number < kills:
             # From where the run is in its folder: before that, there is nothing to lose. By its
@@ -133,11 +138,10 @@ def test_a_run_killed_at_random_moments_ends_bit_identical(
     folders = []
     for name, times in [("whole", 0), ("killed", kills)]:
         folder = tmp_path / name
-        place = {"runs_dir": str(tmp_path), "run_name": name}
         if script == "ppo_lag":
-            place |= {"save_trajectories": str(tmp_path / f"{name}_episodes")}
-            place |= {"max_trajectories": 30}
-        run_with_kills(script, {**options, **place}, folder, kills=times, seed=0)
+            options |= {"save_trajectories": str(tmp_path / f"{name}_episodes")}
+            options |= {"max_trajectories": 30}
+        run_with_kills(script, options, folder, kills=times, seed=0)
         folders.append(folder)
     assert_same_run(*folders)
     if script == "ppo_lag":
@@ -154,8 +158,6 @@ TINY = {
     "hidden_sizes": (8,),
     "eval_episodes": 2,
     "total_timesteps": 1_200,
-    "checkpoint_interval": 2,
-    "run_name": "run",
 }
 TINY_PBCRL = {
     "offline_queries": 40,
@@ -173,8 +175,8 @@ def cut_the_power(script, options, place, cuts):
     The folders are `place/whole` and `place/cut-NUMBER`, with the run and its dataset; those whose
     run does not go on have no summary.
     """
-    sys.path.insert(0, str(SCRIPTS))
-    module = __import__(script)
+    module = load(script)
+    module.Args.checkpoint_interval = 2
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
     sys.stderr = open(place / f"{cuts.start}.log", "w")  # noqa: SIM115
 
@@ -183,8 +185,7 @@ def cut_the_power(script, options, place, cuts):
             return
         episodes = str(folder / "episodes")
         more = {"save_trajectories": episodes} if script == "ppo_lag" else {}
-        arguments = {**options, **more, "runs_dir": str(folder)}
-        module.train(module.Args(**go_on(folder / "run", arguments)))
+        go_on(module, folder / "run", {**options, **more})
 
     def disk(name):
         (place / name).mkdir()
@@ -235,6 +236,11 @@ def test_a_run_goes_on_from_what_a_power_cut_leaves_and_ends_bit_identical(
 # -- In this process -------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def _checkpoint_per_iteration(save_every):
+    save_every(1)
+
+
 @pytest.fixture
 def pbcrl_args(scripts, tmp_path, toy_dataset):
     def make(name, **changes):
@@ -246,11 +252,12 @@ def pbcrl_args(scripts, tmp_path, toy_dataset):
 
 
 def test_a_pbcrl_run_goes_on_from_between_two_checkpoints(
-    scripts, tmp_path, pbcrl_args, monkeypatch
+    scripts, tmp_path, pbcrl_args, save_every, monkeypatch
 ):
     module = scripts.ppo_lag_pbcrl
-    whole = module.train(pbcrl_args("whole", checkpoint_interval=4))
-    cut_off(module, pbcrl_args("cut", checkpoint_interval=4), after=7, monkeypatch=monkeypatch)
+    save_every(4)
+    whole = module.train(pbcrl_args("whole"))
+    cut_off(module, pbcrl_args("cut"), after=7, monkeypatch=monkeypatch)
     assert len(metrics(tmp_path / "cut")) == 7
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
@@ -273,7 +280,7 @@ def test_a_run_without_an_offline_stage_goes_on_too(scripts, tmp_path, pbcrl_arg
     options = {"offline_queries": 0, "online_queries": 40, "dataset": None}
     whole = module.train(pbcrl_args("whole", **options))
     assert summary(whole)["queries_used"] == 40
-    assert summary(whole)["pretrained_pair_accuracy"] is None
+    assert "pretrained_pair_accuracy" not in summary(whole)
     cut_off(module, pbcrl_args("cut", **options), after=4, monkeypatch=monkeypatch)
     resume(module, tmp_path / "cut")
     assert_same_run(tmp_path / "cut", whole)
@@ -281,9 +288,8 @@ def test_a_run_without_an_offline_stage_goes_on_too(scripts, tmp_path, pbcrl_arg
 
 def test_a_run_that_was_moved_goes_on_in_its_new_place(scripts, tmp_path, monkeypatch):
     module = scripts.ppo_lag
-    options = {"checkpoint_interval": 1}
-    whole = module.train(small_ppo_lag(scripts, tmp_path, run_name="whole", **options))
-    args = small_ppo_lag(scripts, tmp_path, run_name="cut", **options)
+    whole = module.train(small_ppo_lag(scripts, tmp_path, run_name="whole"))
+    args = small_ppo_lag(scripts, tmp_path, run_name="cut")
     cut_off(module, args, after=2, monkeypatch=monkeypatch)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "cut").rename(tmp_path / "elsewhere" / "moved")
@@ -294,7 +300,7 @@ def test_a_script_that_has_changed_in_between_is_said_and_kept(
     scripts, tmp_path, monkeypatch, capsys
 ):
     edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU(inplace=True)", "nn.Tanh()"))
-    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    args = small_ppo_lag(scripts, tmp_path)
     cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
     folder = resume(edited, tmp_path / "run")
     said = "ppo_lag.py has changed since the run began; it goes on with the new one"
@@ -318,11 +324,12 @@ def test_envs_whose_state_nobody_knows_begin_their_episodes_again(
     assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 6 // 10 - 60 * 3 // 10
 
 
-def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(scripts, tmp_path, monkeypatch):
+def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(
+    scripts, tmp_path, save_every, monkeypatch
+):
     module = scripts.ppo_lag_rlsf
-    args = small_rlsf(
-        scripts, tmp_path, env_id="TestToy-v0", cost_limit=5.0, checkpoint_interval=2, hash_bits=16
-    )
+    save_every(2)
+    args = small_rlsf(scripts, tmp_path, env_id="TestToy-v0", cost_limit=5.0, hash_bits=16)
     cut_off(module, args, after=3, monkeypatch=monkeypatch)
     folder = tmp_path / "run"
     before = read_labels(folder / "labels.jsonl")
@@ -349,10 +356,15 @@ def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, to
                 scripts, tmp_path, **changes
             )
         folders.append(module.train(args))
-    extended = module.train(module.Args(resume=str(folders[0]), extend_to=1600))
+    extended = resume(module, folders[0], total_timesteps=1600)
     assert extended == folders[0]
     assert_same_run(extended, folders[1])
-    assert json.loads((extended / "args.json").read_text())["extend_to"] == 1600
+    stored, longer = (json.loads((f / "args.json").read_text()) for f in folders)
+    assert {name for name in longer if stored[name] != longer[name]} <= {
+        "collect_timesteps",
+        "made_by",
+        "run_name",
+    }
 
 
 def test_a_run_that_cannot_be_extended_stays_finished(scripts, tmp_path):
@@ -362,7 +374,7 @@ def test_a_run_that_cannot_be_extended_stays_finished(scripts, tmp_path):
         path.unlink()
     before = {name: (folder / name).read_bytes() for name in ("args.json", "summary.json")}
     with pytest.raises(StorageError, match=r"extended from its last checkpoint, but .* has no"):
-        module.train(module.Args(resume=str(folder), extend_to=800))
+        resume(module, folder, total_timesteps=800)
     assert {name: (folder / name).read_bytes() for name in before} == before
 
 
@@ -370,17 +382,15 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     module = scripts.ppo_lag
     args = small_ppo_lag(scripts, tmp_path, total_timesteps=300)  # an iteration has 400
     folder = module.train(args)
-    with pytest.raises(ValueError, match=r"was cut off, but .* is finished; extend it by --extend"):
+    with pytest.raises(ValueError, match=r"was cut off, but .* is finished; extend it by a larger"):
         resume(module, folder)
-    with pytest.raises(ValueError, match=r"has 400 already, got 400; give more"):
-        module.train(module.Args(resume=str(folder), extend_to=400))
-    with pytest.raises(ValueError, match=r"goes on with a finished run; name it by --resume"):
-        module.train(module.Args(extend_to=800))
+    with pytest.raises(ValueError, match=r"has 400 already, got 350; give more"):
+        resume(module, folder, total_timesteps=350)
     (folder / "summary.json").unlink()
-    with pytest.raises(ValueError, match=r"but .* was cut off; finish it by --resume alone first"):
-        module.train(module.Args(resume=str(folder), extend_to=800))
+    with pytest.raises(ValueError, match=r"but .* was cut off .*; finish it by --resume alone"):
+        resume(module, folder, total_timesteps=800)
     with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
-        module.train(module.Args(resume=str(folder), learning_rate=1.0, num_envs=7))
+        resume(module, folder, learning_rate=1.0, num_envs=7)
     with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
         resume(scripts.ppo_lag_pbcrl, folder)
     with pytest.raises(StorageError, match=r"holds args\.json, but .* has none that can be read"):
@@ -390,13 +400,14 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
 
 
 def test_an_error_keeps_all_episodes_and_a_resumed_run_makes_the_same_dataset(
-    scripts, tmp_path, monkeypatch
+    scripts, tmp_path, save_every, monkeypatch
 ):
     module = scripts.ppo_lag
+    save_every(3)
     for name in ("whole", "cut"):
         place = {"runs_dir": str(tmp_path), "run_name": name, "total_timesteps": 4_000}
         place["save_trajectories"] = str(tmp_path / f"{name}_episodes")
-        args = module.Args(**{**RUN, "checkpoint_interval": 3, **place})
+        args = module.Args(**{**RUN, **place})
         if name == "cut":
             cut_off(module, args, after=5, monkeypatch=monkeypatch)
             assert len(TrajectoryDataset(place["save_trajectories"])) == 20
@@ -426,11 +437,15 @@ class Holding:
 
 @pytest.fixture
 def checkpoint(scripts, tmp_path):
-    load("ppo_lag")  # puts `common` on the path
-    from pbcrl_script_utils.checkpoint import Checkpoint
-
     args = small_ppo_lag(scripts, tmp_path)
-    return lambda **parts: Checkpoint(tmp_path, args, **parts)
+    with Run(args, script=scripts.ppo_lag.__file__) as run:
+
+        def make(**parts):
+            one = Checkpoint(run, args, keep=lambda: None)
+            one.add(**parts)
+            return one
+
+        yield make
 
 
 def test_a_checkpoint_gives_back_what_was_put_in(checkpoint):
@@ -463,7 +478,9 @@ def test_a_run_without_a_checkpoint_yet_has_none(checkpoint):
 
 def test_a_checkpoint_of_other_parts_is_refused(checkpoint):
     checkpoint(one=Holding({})).save()
-    with pytest.raises(MismatchError, match=r"has the parts \['one'\], the script \[.* 'two'\]"):
+    with pytest.raises(
+        MismatchError, match=r"has the parts \['one', 'run'\], the script \[.* 'two'\]"
+    ):
         checkpoint(one=Holding({}), two=Holding({})).load()
 
 
@@ -491,11 +508,12 @@ def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
     net = nn.Linear(1, 1)
     nn.init.constant_(net.weight, 1.0)
     checkpoint(net=net).save()
-    sound = (tmp_path / "checkpoint.safetensors").read_bytes()
+    path = tmp_path / "run" / "checkpoint.safetensors"
+    sound = path.read_bytes()
     nn.init.constant_(net.weight, torch.nan)
     with pytest.raises(NonFiniteError, match="weights must be finite, but weight of net holds"):
         checkpoint(net=net).save()
-    assert (tmp_path / "checkpoint.safetensors").read_bytes() == sound
+    assert path.read_bytes() == sound
     # As older scripts wrote them:
     monkeypatch.setattr("pbcrl_script_utils.checkpoint.check_weights", lambda **_: None)
     checkpoint(net=net).save()
@@ -506,7 +524,7 @@ def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
 
 def test_a_flipped_digit_in_the_arguments_is_refused(scripts, tmp_path, monkeypatch):
     module, folder = scripts.ppo_lag, tmp_path / "run"
-    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    args = small_ppo_lag(scripts, tmp_path)
     cut_off(module, args, after=2, monkeypatch=monkeypatch)
     path = folder / "args.json"
     text = path.read_text()
