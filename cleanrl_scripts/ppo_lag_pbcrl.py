@@ -78,6 +78,8 @@ class Args(utils.RunArgs):
     """share of the run before λ is first moved: the reward is learned first, almost alone"""
     multiplier_proportional: utils.NonNegative = 5.0
     """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
+    multiplier_anti_windup: bool = False
+    """pid: leave the integral as it is while λ is at its cap, or it remembers an unsafe start"""
 
     # -- Method --------------------------------------------------------------------------------
     constraint: Literal["learned", "rate", "accept"] = "learned"
@@ -417,10 +419,11 @@ def train(args: Args) -> Path:
     low, high = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    gains = {"proportional": args.multiplier_proportional} if args.multiplier_rule == "pid" else {}
-    multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](
-        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap, **gains
-    )
+    bounds = {"initial": args.multiplier_initial, "cap": args.multiplier_cap}
+    if args.multiplier_rule == "pid":
+        bounds["proportional"] = args.multiplier_proportional
+        bounds["anti_windup"] = args.multiplier_anti_windup
+    multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
     rollout = utils.Rollout(args.num_steps, envs)
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)

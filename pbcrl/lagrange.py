@@ -237,9 +237,8 @@ class PIDMultiplier(Multiplier):
     on the scale of the costs. With both others 0 the rule is `AscentMultiplier`. The proportional
     term answers a violation at once and so damps the overshoot of ascent where the policy follows λ
     slowly; too large, it oscillates by itself. The derivative term answers to rising costs only.
-    The integral does not wind up: it is projected at both ends, and it rests while the sum of the
-    terms has λ at its cap and J exceeds the limit. λ cannot answer more by then, and a long unsafe
-    start would be remembered as a high λ.
+    The integral is projected at both ends, so that it does not wind up beyond them;
+    `anti_windup` also holds it where the sum of the terms brings λ to its cap.
 
     Differs from Algorithm 2 in the averaging, which `smoothing=0` turns off, and in the
     first update, whose ΔS is 0 rather than J.
@@ -252,6 +251,9 @@ class PIDMultiplier(Multiplier):
             integral at once.
         derivative: Weight of a rise of the averaged cost, in updates, >= 0.
         smoothing: Weight of the old average in each new one, in [0, 1).
+        anti_windup: Leave the integral as it is while λ is at its cap and J exceeds the limit. λ
+            cannot answer more by then, and a long unsafe start would be remembered as a high λ;
+            where λ has to become high, what is remembered is a start. Without a cap: no effect.
     """
 
     def __init__(
@@ -263,6 +265,7 @@ class PIDMultiplier(Multiplier):
         proportional: float = 5.0,
         derivative: float = 1.0,
         smoothing: float = 0.5,
+        anti_windup: bool = False,
     ) -> None:
         super().__init__(lr=lr, initial=initial, cap=cap)
         require_in(
@@ -272,6 +275,7 @@ class PIDMultiplier(Multiplier):
         self._proportional = proportional
         self._derivative = derivative
         self._smoothing = smoothing
+        self._anti_windup = anti_windup
         self._state |= {"integral": float(initial), "updates": 0.0}
         self._state |= {"smoothed_excess": 0.0, "smoothed_cost": 0.0}
 
@@ -287,7 +291,7 @@ class PIDMultiplier(Multiplier):
         rise = max(0.0, state["smoothed_cost"] - before)
         answer = self._proportional * state["smoothed_excess"] + self._derivative * rise
         at_cap = state["integral"] + self._lr * answer >= self._cap
-        if not (at_cap and excess > 0):
+        if not (self._anti_windup and at_cap and excess > 0):
             state["integral"] = self._clipped(state["integral"] + self._lr * excess)
         return self._clipped(state["integral"] + self._lr * answer)
 

@@ -78,18 +78,21 @@ def test_pid_averages_the_excess_and_the_cost():
     assert pid.update(8.0) == pytest.approx(1.2 + 0.6 + 0.2)
 
 
-def test_the_integral_of_pid_rests_while_lambda_is_at_its_cap():
+def test_anti_windup_forgets_the_updates_in_which_lambda_was_at_its_cap():
     """lr .1, part 5, cap 1, limit 1. Costs 4, 4 ask for 1.5 at once, which is the cap: the integral
     stays at 0. Cost 2 asks for .5 and leaves .1; cost 0 takes that back."""
-    pid = PIDMultiplier(lr=0.1, initial=0, cap=1.0, proportional=5, derivative=0, smoothing=0)
-    values = [pid.update(cost, 1.0) for cost in (4.0, 4.0, 2.0, 0.0)]
-    assert values == pytest.approx([1.0, 1.0, 0.6, 0.0])
-    assert pid.state_dict()["integral"] == pytest.approx(0.0)
+    gains = {"lr": 0.1, "initial": 0, "cap": 1.0, "proportional": 5, "derivative": 0}
+    held, wound = (PIDMultiplier(**gains, smoothing=0, anti_windup=on) for on in (True, False))
+    costs = (4.0, 4.0, 2.0, 0.0)
+    assert [held.update(cost, 1.0) for cost in costs] == pytest.approx([1.0, 1.0, 0.6, 0.0])
+    assert held.state_dict()["integral"] == pytest.approx(0.0)
+    assert [wound.update(cost, 1.0) for cost in costs] == pytest.approx([1.0, 1.0, 1.0, 0.1])
+    assert wound.state_dict()["integral"] == pytest.approx(0.6)
 
 
-def test_the_integral_of_pid_falls_while_lambda_is_at_its_cap_if_the_limit_is_met():
+def test_anti_windup_lets_the_integral_fall_while_lambda_is_at_its_cap():
     """The averaged excess, 5 then 2, still asks for the cap when the cost has met the limit."""
-    pid = PIDMultiplier(lr=0.1, cap=1.0, initial=0.5, proportional=5)
+    pid = PIDMultiplier(lr=0.1, cap=1.0, initial=0.5, proportional=5, anti_windup=True)
     pid.update(6.0, 1.0)
     assert pid.update(0.0, 1.0) == 1.0
     assert pid.state_dict()["integral"] == pytest.approx(0.4)
@@ -97,9 +100,11 @@ def test_the_integral_of_pid_falls_while_lambda_is_at_its_cap_if_the_limit_is_me
 
 @law
 @given(cost_sequences)
-def test_below_its_cap_pid_does_not_depend_on_it(costs):
-    capped, free = PIDMultiplier(lr=1e-6, cap=5.0), PIDMultiplier(lr=1e-6, cap=math.inf)
-    assert all(capped.update(cost) == free.update(cost) < 5.0 for cost in costs)
+def test_anti_windup_changes_nothing_below_the_cap(costs):
+    plain, free = PIDMultiplier(lr=1e-6, cap=5.0), PIDMultiplier(lr=1e-6, anti_windup=True)
+    held = PIDMultiplier(lr=1e-6, cap=5.0, anti_windup=True)
+    for cost in costs:
+        assert held.update(cost) == plain.update(cost) == free.update(cost) < 5.0
 
 
 def test_softplus_is_torch_s_adam_on_its_argument():

@@ -104,11 +104,13 @@ _DRIVING_PBCRL: Recipe = {
     # Of a round's segments hardly one is unsafe in the end: more of them show more such.
     "offline_queries": 14_000,
     "online_queries": 6_000,
-    # Safe rounds take back 0.012 at a time: an integral in small steps cannot follow what a seed
-    # needs. All episodes are unsafe at first: λ is at its cap, where the integral rests.
+    # All episodes are unsafe at first, and safe rounds take back 0.012 at a time: an integral that
+    # takes that up leaves λ so high that policies creep, and one in small steps cannot follow what
+    # a seed needs. So λ is at its cap at first, and the integral begins when it has left it.
     "multiplier_rule": "pid",
     "multiplier_lr": 4.0,
     "multiplier_proportional": 12.5,
+    "multiplier_anti_windup": True,
     # A fixed length: the held-out loss first rests early or late by chance, and leaves costs of
     # very different steepness.
     "pretrain_epochs": 6,
