@@ -140,7 +140,7 @@ _TOY: Recipe = {
 }
 _TOY_PBCRL: Recipe = {
     "pretrain_epochs": 20,
-    "patience": 40,
+    "patience": 200,  # evaluations: none stops it
     "cost_batch_size": 32,
 }
 
