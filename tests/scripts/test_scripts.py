@@ -251,7 +251,7 @@ def test_pbcrl_collects_its_own_dataset_once_and_then_reuses_it(scripts, tmp_pat
         (
             {"env_id": "TestToyBroken-v0", "cost_limit": 5.0},
             NonFiniteError,
-            "reward must be .*step 3",
+            "reward must .*step 3",
         ),
     ],
 )
