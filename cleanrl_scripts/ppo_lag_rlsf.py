@@ -395,13 +395,13 @@ class Progress:
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     utils.check_args(args)
-    limit = utils.resolve_cost_limit(args.env_id, args.cost_limit)
     env_seed = args.seed
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(env_seed)
     envs = utils.make_envs(args.env_id, args.num_envs)
+    limit = utils.resolve_cost_limit(args.env_id, args.cost_limit)
     low, high = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
