@@ -123,7 +123,7 @@ class Run:
         self.close_bar()
         if error is not None:
             self._say_kept(error)
-        self._keep = None  # lets go of the run's parts, some of which hold locks
+        self._keep = None  # it knows all parts and they know the run: files would stay open
         self._metrics.close()
         # TensorBoard's writer waits for its thread, without end if Ctrl-C came while an event was
         # handed over: the run then ends without its last events. metrics.jsonl has them all.

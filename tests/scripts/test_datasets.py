@@ -9,15 +9,12 @@ import pytest
 
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, StorageError
 
-from .conftest import load
 from .runs import assert_same_run, small_pbcrl
 
 pytest.importorskip("h5py", reason="needs the extra `dsrl`")
 from pbcrl.data.dsrl import to_dsrl
-
-load("ppo_lag")  # puts `common` on the path
-from pbcrl_script_utils.datasets import open_dataset  # noqa: E402
-from pbcrl_script_utils.envs import make_envs  # noqa: E402
+from pbcrl_script_utils.datasets import open_dataset
+from pbcrl_script_utils.envs import make_envs
 
 TOY = "PointHazards-v0"
 

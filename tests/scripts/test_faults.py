@@ -17,8 +17,9 @@ from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.errors import NonFiniteError, StorageError
 from pbcrl.storage import FolderLock, load_tensors, save_tensors
 from pbcrl_envs.toy import PointHazardsEnv
+from pbcrl_script_utils import main
 
-from .conftest import SCRIPTS, load
+from .conftest import SCRIPTS
 from .runs import (
     assert_same_run,
     cut_off,
@@ -35,6 +36,11 @@ from .runs import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 
 
+@pytest.fixture(autouse=True)
+def _checkpoint_per_iteration(save_every):
+    save_every(1)
+
+
 # -- Logs ------------------------------------------------------------------------------------------
 
 
@@ -42,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 def whole(scripts, tmp_path_factory):
     """A run that nothing happened to."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return scripts.ppo_lag.train(small_ppo_lag(scripts, folder, checkpoint_interval=1))
+    return scripts.ppo_lag.train(small_ppo_lag(scripts, folder))
 
 
 def lines(text):
@@ -63,7 +69,7 @@ def lines(text):
 def test_lines_that_are_missing_or_torn_are_a_warning_and_the_run_goes_on(
     scripts, tmp_path, whole, monkeypatch, capsys, damage, kept
 ):
-    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    args = small_ppo_lag(scripts, tmp_path)
     cut_off(scripts.ppo_lag, args, after=3, monkeypatch=monkeypatch)
     log = tmp_path / "run" / "metrics.jsonl"
     text = "".join(lines(log.read_text())[:2])  # the third is not in a checkpoint yet
@@ -77,14 +83,14 @@ def test_lines_that_are_missing_or_torn_are_a_warning_and_the_run_goes_on(
 
 
 def test_an_empty_summary_is_no_finished_run(scripts, tmp_path, whole, monkeypatch):
-    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    args = small_ppo_lag(scripts, tmp_path)
     cut_off(scripts.ppo_lag, args, after=3, monkeypatch=monkeypatch)
     (tmp_path / "run" / "summary.json").touch()
     assert_same_run(resume(scripts.ppo_lag, tmp_path / "run"), whole)
 
 
 def test_what_killed_writes_left_is_removed_when_the_run_goes_on(scripts, tmp_path, monkeypatch):
-    args = small_ppo_lag(scripts, tmp_path, checkpoint_interval=1)
+    args = small_ppo_lag(scripts, tmp_path)
     cut_off(scripts.ppo_lag, args, after=2, monkeypatch=monkeypatch)
     left = tmp_path / "run" / "checkpoint.safetensors.4711.partial"
     left.write_bytes(b"half")
@@ -102,7 +108,7 @@ def test_a_label_log_that_is_shorter_than_the_checkpoint_knows_is_refused(
     scripts, tmp_path, toy_dataset, monkeypatch, name, share
 ):
     module = getattr(scripts, name)
-    options = {"checkpoint_interval": 1, "total_timesteps": 1600}
+    options = {"total_timesteps": 1600}
     if name == "ppo_lag_rlsf":
         args = small_rlsf(scripts, tmp_path, hash_bits=16, **options)
     else:
@@ -127,7 +133,7 @@ def test_a_reward_of_1e38_destroys_nothing_and_the_run_goes_on_with_the_env_mend
 ):
     """The second rollout has it; what the first one taught is on disk, and stays there."""
     module, folder = getattr(scripts, name), tmp_path / "run"
-    options = {"env_id": "TestToyHuge-v0", "cost_limit": 5.0, "checkpoint_interval": 1}
+    options = {"env_id": "TestToyHuge-v0", "cost_limit": 5.0}
     args = {
         "ppo_lag": lambda: small_ppo_lag(scripts, tmp_path, **options),
         "ppo_lag_pbcrl": lambda: small_pbcrl(
@@ -150,9 +156,7 @@ def test_a_reward_of_1e38_destroys_nothing_and_the_run_goes_on_with_the_env_mend
 
 
 def test_weights_that_diverge_by_the_learning_rate_never_replace_finite_ones(scripts, tmp_path):
-    args = small_ppo_lag(
-        scripts, tmp_path, learning_rate=1e30, checkpoint_interval=1, target_kl=1e30
-    )
+    args = small_ppo_lag(scripts, tmp_path, learning_rate=1e30, target_kl=1e30)
     with pytest.raises(NonFiniteError, match="lower the learning rate"):
         scripts.ppo_lag.train(args)
     for file in ("agent", "checkpoint", "checkpoint.before"):
@@ -163,7 +167,7 @@ def test_weights_that_diverge_by_the_learning_rate_never_replace_finite_ones(scr
 
 
 def test_a_cost_model_that_diverges_is_not_written(scripts, tmp_path, toy_dataset, capsys):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_lr=1e30)
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, finetune_lr=1e30)
     with pytest.raises(NonFiniteError):
         scripts.ppo_lag_pbcrl.train(args)
     path = tmp_path / "run" / "cost_model.safetensors"
@@ -239,9 +243,6 @@ def test_a_collecting_child_ends_with_its_parent(tmp_path):
 
 def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_path, monkeypatch):
     monkeypatch.delenv("PBCRL_TRACEBACK", raising=False)
-    load("ppo_lag")
-    from pbcrl_script_utils.args import main
-
     command = ["--env-id", "TestToyRaising-v0", "--cost-limit", "5", "--runs-dir", str(tmp_path)]
     command += ["--num-envs", "2", "--num-steps", "100", "--minibatch-size", "100"]
     with pytest.raises(SystemExit, match=r"^error: KeyError: 'wind'\n\(PBCRL_TRACEBACK=1 shows"):
@@ -254,7 +255,7 @@ def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_
 def forge(folder, env_id):
     """What somebody may hand over as a run: code beside it, and files that name that code."""
     (folder / "helper.py").write_text("open('executed', 'w')")
-    args = json.loads((folder / "args.json").read_text()) | {"env_id": env_id}
+    args = json.loads((folder / "args.json").read_text()) | {"env_id": env_id, "cost_limit": 5.0}
     (folder / "args.json").write_text(json.dumps(args))
     tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
     meta |= {"env_id": env_id}
@@ -267,7 +268,7 @@ def test_code_in_a_runs_folder_is_not_imported_from_within_it(scripts, tmp_path,
     forge(folder, "helper:PointHazards-v0")
     monkeypatch.chdir(folder)
     for use in (
-        lambda: resume(module, Path()),
+        lambda: resume(module, Path.cwd()),
         lambda: resume(module, folder),
         lambda: scripts.evaluate.evaluate(
             scripts.evaluate.Args(".", cost_limit=5.0, torch_threads=1)
@@ -300,7 +301,7 @@ def test_a_script_that_differs_in_one_byte_is_not_executed_unless_it_is_trusted(
 @pytest.mark.slow
 def test_modules_in_a_runs_folder_do_not_stand_in_for_installed_ones(scripts, tmp_path):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
-    for name in ("numpy", "common", "tyro", "json"):
+    for name in ("numpy", "pbcrl_script_utils", "tyro", "json"):
         (folder / f"{name}.py").write_text("open('executed', 'w')")
     command = [sys.executable, str(SCRIPTS / "evaluate.py"), ".", "--episodes", "2"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -13,12 +13,9 @@ from torch import nn
 from pbcrl import CostModel, load_policy
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
+from pbcrl_script_utils.policies import SafePolicy, policy_of, save_agent
 
-from .conftest import load
 from .runs import rows, small_pbcrl, small_ppo_lag, summary
-
-load("ppo_lag")
-from pbcrl_script_utils.policies import SafePolicy, policy_of, save_agent  # noqa: E402
 
 
 def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(scripts, tmp_path):
@@ -32,7 +29,7 @@ def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(sc
     # In a process that cannot import the scripts.
     code = "import json, sys, pbcrl; obs = json.load(sys.stdin); "
     code += "print(json.dumps(pbcrl.load_policy(sys.argv[1])(obs).tolist())); "
-    code += "assert not {'common', 'pbcrl_envs'} & set(sys.modules)"
+    code += "assert not {'pbcrl_script_utils', 'pbcrl_envs'} & set(sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", code, folder],
         input=json.dumps(obs.tolist()),

@@ -2,7 +2,6 @@
 
 import random
 import shutil
-from importlib import import_module
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from pbcrl.data.dataset import REPLAYS, TrajectoryDataset
 from pbcrl.label.replay import Replay, replay_frames
 from pbcrl.storage import StorageError
 from pbcrl.trajectory import Trajectory, cut_segments
+from pbcrl_script_utils.replays import Replays
 
 from ..damage import full_disk
 from .runs import cut_off, resume, small_ppo_lag
@@ -20,17 +20,10 @@ def episode(value):
     return Trajectory(np.full((3, 2), value), np.full((3, 1), -value))
 
 
-@pytest.fixture
-def replays(scripts):
-    """Of the scripts' folder `common`, which the scripts have put on the path."""
-    del scripts
-    return import_module("pbcrl_script_utils.replays").Replays
-
-
-def noted(replays, folder, count):
+def noted(folder, count):
     """So many episodes; number i began with seed i."""
     folder.mkdir(exist_ok=True)
-    file = replays(folder)
+    file = Replays(folder)
     episodes = [episode(i) for i in range(count)]
     file.add(episodes, [Replay("Toy-v0", seed=i) for i in range(count)])
     return file, episodes
@@ -41,21 +34,19 @@ def seeds(file, episodes):
     return [found and found.seed for found in map(file.of, episodes)]
 
 
-def test_what_was_noted_is_found_again_and_nothing_is_noted_twice(replays, tmp_path):
-    file, episodes = noted(replays, tmp_path, 3)
+def test_what_was_noted_is_found_again_and_nothing_is_noted_twice(tmp_path):
+    file, episodes = noted(tmp_path, 3)
     file.close()
     size = (tmp_path / REPLAYS).stat().st_size
-    again, _ = noted(replays, tmp_path, 3)
+    again, _ = noted(tmp_path, 3)
     assert seeds(again, [*episodes, episode(7)]) == [0, 1, 2, None]
     assert (tmp_path / REPLAYS).stat().st_size == size
     assert again.include(tmp_path / "nowhere") is False
 
 
-def test_a_segment_is_played_from_the_start_of_its_episode_with_the_actions_before_it(
-    replays, tmp_path
-):
+def test_a_segment_is_played_from_the_start_of_its_episode_with_the_actions_before_it(tmp_path):
     """Five steps: 0-1, 1-2 and 3-4; of an episode that was not noted neither are its segments."""
-    file = replays(tmp_path)
+    file = Replays(tmp_path)
     rows = np.arange(5.0)[:, None]
     known, unknown = Trajectory(rows, rows), Trajectory(rows + 9, rows)
     file.add([known], [Replay("Toy-v0", seed=3)])
@@ -71,10 +62,10 @@ def test_a_segment_is_played_from_the_start_of_its_episode_with_the_actions_befo
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_kill_or_a_power_cut_leaves_of_the_file_is_whole_records(replays, tmp_path, seed):
+def test_what_a_kill_or_a_power_cut_leaves_of_the_file_is_whole_records(tmp_path, seed):
     """A part of what was written, zeros in the place of the rest, a flipped bit: never another."""
     rng = random.Random(seed)
-    file, episodes = noted(replays, tmp_path, 5)
+    file, episodes = noted(tmp_path, 5)
     file.close()
     path = tmp_path / REPLAYS
     whole = path.read_bytes()
@@ -84,37 +75,37 @@ def test_what_a_kill_or_a_power_cut_leaves_of_the_file_is_whole_records(replays,
         whole[:end]
         + rng.choice([b"", bytes(len(whole) - end), flipped + whole[end + 1 :], bytes(1000)])
     )
-    reader = replays(tmp_path)
+    reader = Replays(tmp_path)
     found = seeds(reader, episodes)
     kept = [one for one in found if one is not None]
     assert kept == list(range(len(kept)))
     assert found[len(kept) :] == [None] * (5 - len(kept))
     reader.close()
-    again, _ = noted(replays, tmp_path, 5)  # a run that goes on
+    again, _ = noted(tmp_path, 5)  # a run that goes on
     assert seeds(again, episodes) == [0, 1, 2, 3, 4]
     assert path.read_bytes() == whole
 
 
-def test_a_full_disk_is_named_and_leaves_no_half_record(replays, tmp_path):
-    file, episodes = noted(replays, tmp_path, 1)
+def test_a_full_disk_is_named_and_leaves_no_half_record(tmp_path):
+    file, episodes = noted(tmp_path, 1)
     more = [episode(9)], [Replay("Toy-v0", seed=9)]
     size = (tmp_path / REPLAYS).stat().st_size
     with full_disk(size + 50), pytest.raises(StorageError, match=r"replays\.bin must be writable"):
         file.add(*more)
     file.add(*more)  # there is space again
     file.close()
-    assert seeds(replays(tmp_path), [*episodes, *more[0]]) == [0, 9]
+    assert seeds(Replays(tmp_path), [*episodes, *more[0]]) == [0, 9]
 
 
 def test_a_dataset_that_was_cut_off_resumed_copied_and_moved_can_still_be_played_again(
-    scripts, replays, tmp_path, monkeypatch
+    scripts, tmp_path, save_every, monkeypatch
 ):
+    save_every(2)
     module, path = scripts.ppo_lag, tmp_path / "episodes"
     args = small_ppo_lag(
         scripts,
         tmp_path,
         total_timesteps=4_000,
-        checkpoint_interval=2,
         save_trajectories=str(path),
         max_trajectories=10,
     )
@@ -125,7 +116,7 @@ def test_a_dataset_that_was_cut_off_resumed_copied_and_moved_can_still_be_played
     (tmp_path / "copy").rename(tmp_path / "moved")
     dataset = TrajectoryDataset(tmp_path / "moved")
     assert dataset.seen == 40
-    file = replays(tmp_path)
+    file = Replays(tmp_path)
     assert file.include(tmp_path / "moved")
     assert None not in map(file.of, dataset)
     frames = list(replay_frames(file.of(dataset[-1]), dataset[-1], every=50))
