@@ -345,7 +345,7 @@ def train(args: Args) -> Path:
         def keep() -> None:
             if collector is not None:
                 collector.sync()
-            utils.save_agent(run.folder, agent, args.env_id)
+            utils.save_agent(run, agent, args.env_id)
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
@@ -368,7 +368,7 @@ def train(args: Args) -> Path:
                     rollout.executed[t]
                 )
                 rollout.terminated[t], rollout.done[t] = terminated, terminated | truncated
-                rollout.costs[t] = infos.get("true_cost", 0.0)
+                rollout.costs[t] = infos.get("true_cost", 0.0)  # 3 puts a learned cost in its place
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))

@@ -3,7 +3,8 @@
 Four phases: collect episodes with `ppo_lag.py` (unless `--dataset` names some), have an oracle
 label pairs of them, pretrain the cost model, then train the policy while fine-tuning the cost model
 on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-lr 0` is PPO-BT.
-`diff ppo_lag.py ppo_lag_pbcrl.py` shows the method: the sections Args, Method, 2, 3 and 6.
+`diff ppo_lag.py ppo_lag_pbcrl.py` shows the method: the sections Args, Method, 2, 3 and 6, how 4
+scales the cost, and what of all this is set up, saved and reported.
 """
 
 from __future__ import annotations
@@ -449,10 +450,10 @@ def train(args: Args) -> Path:
             bf16=args.bf16,
             rng=rng,
         )
-        found = utils.offline_episodes(args, run, envs, limit=limit, replays=replays)
-        test, valid_pairs, pairs = found[0], *map(pbcrl.PreferenceBuffer, found[1:])
+        test, *offline = utils.offline_episodes(args, run, envs, limit=limit, replays=replays)
+        valid_buffer, buffer = map(pbcrl.PreferenceBuffer, offline)
         feedback = pbcrl.FeedbackLoop(
-            oracle, pairs, rng=rng, folder=run.folder, segment_length=args.segment_length
+            oracle, buffer, rng=rng, folder=run.folder, segment_length=args.segment_length
         )
         envs = pbcrl.RecordTrajectories(envs, needs_cost=not args.label_folder)
         if replays is not None:
@@ -466,7 +467,7 @@ def train(args: Args) -> Path:
         def keep() -> None:
             path = run.folder / "cost_model.safetensors"
             cost_model.save(path, env_id=args.env_id, dead_zone=trainer.dead_zone.value)
-            utils.save_agent(run.folder, agent, args.env_id)
+            utils.save_agent(run, agent, args.env_id)
             monitor.save(run.folder)
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
@@ -476,7 +477,7 @@ def train(args: Args) -> Path:
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded and args.offline_queries:
-            pretrain(args, run, trainer, feedback, valid_pairs)
+            pretrain(args, run, trainer, feedback, valid_buffer)
             progress.pretrained = utils.report_pretrained(run, cost_model, test, limit)
         run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
         if not loaded or not utils.has_state(envs):  # envs without a state begin again
@@ -499,7 +500,7 @@ def train(args: Args) -> Path:
                     rollout.executed[t]
                 )
                 rollout.terminated[t], rollout.done[t] = terminated, terminated | truncated
-                rollout.costs[t] = infos.get("true_cost", 0.0)
+                rollout.costs[t] = infos.get("true_cost", 0.0)  # 3 puts a learned cost in its place
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))
@@ -522,13 +523,16 @@ def train(args: Args) -> Path:
                     due, model=cost_model, batch=constraint.batch, wait=args.label_wait
                 )
                 tuned = trainer.update(
-                    pairs, answers.pairs, epochs=args.finetune_epochs, lr=args.finetune_lr
+                    buffer, answers.pairs, epochs=args.finetune_epochs, lr=args.finetune_lr
                 )
 
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
             learned = cost_model.score(finished)  # (E,)
-            watched = monitor.update(iteration, answers, finished, learned, progress.ended)
+            measured, allowed = constraint.measure(answers, learned, cost_model.learned_limit)
+            watched = monitor.update(
+                iteration, answers, finished, learned, measured, progress.ended
+            )
             run.lap("cost_model")
 
             # -- 4. Advantages ---------------------------------------------------------------------
@@ -571,7 +575,6 @@ def train(args: Args) -> Path:
 
             # -- 6. Dual ascent --------------------------------------------------------------------
             is_warm = iteration > args.multiplier_warmup * args.num_iterations
-            measured, allowed = constraint.measure(answers, learned, cost_model.learned_limit)
             multiplier.update(measured if is_warm else None, allowed)  # None leaves it as it is
 
             # -- 7. Log ----------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 A classifier tells the states of safe segments from those of unsafe ones. What it takes for unsafe
 costs 1, and the sum is held under the true limit d, which this method is told. Only novel episodes
 are shown to the oracle (Reddy et al., "Safety through feedback in constrained RL", 2024).
-`diff ppo_lag.py ppo_lag_rlsf.py` shows the method: the sections Args, Method, 2, 3 and 6.
+`diff ppo_lag.py ppo_lag_rlsf.py` shows the method: the sections Args, Method, 2, 3 and 6, and what
+of it is set up, saved and reported.
 """
 
 from __future__ import annotations
@@ -469,7 +470,7 @@ def train(args: Args) -> Path:
             sizes = {"env_id": args.env_id, "hidden_sizes": args.classifier_hidden_sizes}
             path, tensors = run.folder / "classifier.safetensors", classifier.state_dict()
             save_tensors(path, kind="classifier", tensors=tensors, meta=sizes)
-            utils.save_agent(run.folder, agent, args.env_id)
+            utils.save_agent(run, agent, args.env_id)
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
@@ -506,7 +507,7 @@ def train(args: Args) -> Path:
                     rollout.executed[t]
                 )
                 rollout.terminated[t], rollout.done[t] = terminated, terminated | truncated
-                rollout.costs[t] = infos.get("true_cost", 0.0)
+                rollout.costs[t] = infos.get("true_cost", 0.0)  # 3 puts a learned cost in its place
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))

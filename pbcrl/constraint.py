@@ -26,6 +26,11 @@ class Constraint(Protocol):
         """Episodes of the batch that a labelling round shows, for `FeedbackLoop.round`; 0: none."""
         ...
 
+    @property
+    def by_labels(self) -> bool:
+        """Whether it measures labels of fresh episodes, and not learned costs."""
+        ...
+
     def measure(
         self, answers: Answers, learned_costs: NDArray[np.float64], learned_limit: float
     ) -> tuple[float | None, float]:
@@ -64,6 +69,11 @@ class LearnedLimit:
     def batch(self) -> int:
         """0: it needs pairs alone."""
         return 0
+
+    @property
+    def by_labels(self) -> bool:
+        """False."""
+        return False
 
     def measure(
         self,
@@ -107,6 +117,11 @@ class UnsafeRate:
         """0: it needs pairs alone."""
         return 0
 
+    @property
+    def by_labels(self) -> bool:
+        """True."""
+        return True
+
     def measure(
         self,
         answers: Answers,
@@ -145,6 +160,11 @@ class Acceptance:
                 "a batch that stands for a policy has at least 10 episodes, got "
                 f"batch={self.batch}; take 10 or more, or constrain by UnsafeRate"
             )
+
+    @property
+    def by_labels(self) -> bool:
+        """True."""
+        return True
 
     def measure(
         self,

@@ -96,3 +96,12 @@ def test_a_rate_that_every_policy_keeps_or_none_is_refused(rate):
 def test_a_batch_too_small_to_stand_for_a_policy_is_refused():
     with pytest.raises(ValueError, match="at least 10 episodes, got batch=9"):
         Acceptance(9)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "by_labels"),
+    [(LearnedLimit(), False), (UnsafeRate(0.1), True), (Acceptance(10), True)],
+)
+def test_what_follows_labels_measures_nothing_without_any(constraint, by_labels):
+    measured, _ = constraint.measure(Answers(), np.array([1.0, 2.0]), 0.0)
+    assert (measured is None) is by_labels is constraint.by_labels

@@ -25,7 +25,8 @@ def check_labels(args: Any, horizon: int) -> None:
     if args.segment_length is not None and args.constraint != "rate":
         raise ValueError(
             "--segment-length has segments labelled, which tell a rate alone, but --constraint is "
-            f"{args.constraint}; leave it out, or use --constraint rate"
+            f"{args.constraint}; leave it out (--segment-length None, if a recipe has it), or use "
+            "--constraint rate"
         )
     if args.segment_length is not None and args.segment_length > horizon:
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pbcrl import Answers, FeedbackLoop, LearnedCost, Trajectory
-from pbcrl.constraint import Constraint, LearnedLimit
+from pbcrl.constraint import Constraint
 from pbcrl_script_utils.evaluation import true_costs
 from pbcrl_script_utils.policies import SafePolicy, policy_of
 from pbcrl_script_utils.run import Run
@@ -56,6 +56,7 @@ class LabelMonitor:
         answers: Answers,
         finished: Sequence[Trajectory],
         learned: np.ndarray,
+        measured: float | None,
         ended: np.ndarray,
     ) -> dict[str, float | None]:
         """Take note of an iteration, before the policy is updated; return what to log of it.
@@ -65,10 +66,10 @@ class LabelMonitor:
             answers: Of its labelling round; empty if it has none.
             finished: The episodes that ended in it.
             learned: Their learned costs, by the model as it is now, (len(finished),).
+            measured: By the constraint, in this iteration.
             ended: Return and true cost of all episodes so far, (E, 2).
         """
         limit = self._cost_model.learned_limit
-        measured, _ = self._constraint.measure(answers, learned, limit)
         if self._args.is_round(iteration):
             self._warn(iteration, answers, moved=measured is not None)
             unsafe, allowed = self._constraint.judge(answers)
@@ -101,7 +102,7 @@ class LabelMonitor:
         safe = set(self._feedback.buffer.labels[:, 1:].flat)
         if len(answers.pairs) and not {0.0, 1.0} <= safe:
             self._run.warn("at first all episodes were on one side of the limit: no constraint")
-        if isinstance(self._constraint, LearnedLimit):
+        if not self._constraint.by_labels:
             return
         batch, interval = self._constraint.batch, self._args.finetune_interval
         is_late = answers.batch is not None and not answers.batch_shown

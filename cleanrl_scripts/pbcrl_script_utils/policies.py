@@ -12,6 +12,7 @@ import numpy as np
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 from pbcrl.storage import save_tensors
+from pbcrl_script_utils.run import Run
 
 
 def policy_of(agent: Any, env_id: str) -> Policy | None:
@@ -32,13 +33,18 @@ def policy_of(agent: Any, env_id: str) -> Policy | None:
     return policy if acts_alike else None
 
 
-def save_agent(folder: Path, agent: Any, env_id: str) -> None:
+def save_agent(run: Run, agent: Any, env_id: str) -> None:
     """Write the agent, which training and evaluate.py go on with, and its policy, for all else."""
-    path, meta = folder / "agent.safetensors", {"env_id": env_id}
+    path, meta = run.folder / "agent.safetensors", {"env_id": env_id}
     save_tensors(path, kind="agent", tensors=agent.state_dict(), meta=meta)
     policy = policy_of(agent, env_id)
-    if policy is not None:
-        policy.save(folder / POLICY_FILE)
+    if policy is None:
+        run.warn(
+            f"there will be no {POLICY_FILE}: the agent was edited, and has layers or ways to act "
+            "that this file cannot hold (pbcrl/export/policy.py); evaluate.py plays it still"
+        )
+        return
+    policy.save(run.folder / POLICY_FILE)
 
 
 class SafePolicy:

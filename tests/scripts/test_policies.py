@@ -13,8 +13,9 @@ from torch import nn
 from pbcrl import CostModel, load_policy
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
-from pbcrl_script_utils.policies import SafePolicy, policy_of, save_agent
+from pbcrl_script_utils.policies import SafePolicy, policy_of
 
+from .conftest import load_edited
 from .runs import rows, small_pbcrl, small_ppo_lag, summary
 
 
@@ -101,9 +102,20 @@ def test_an_edited_agent_that_a_file_cannot_describe_leaves_none(scripts, tmp_pa
     assert policy_of(agent, "Walk") is None
     agent.act, agent.mean = act, nn.Bilinear(4, 4, 2)  # no Sequential
     assert policy_of(agent, "Walk") is None
-    save_agent(tmp_path, agent, "Walk")
-    assert (tmp_path / "agent.safetensors").exists()
-    assert not (tmp_path / POLICY_FILE).exists()
+
+
+def test_a_run_says_that_a_policy_with_other_layers_is_in_no_file(scripts, tmp_path):
+    edited = load_edited(
+        "ppo_lag",
+        tmp_path / "edited",
+        ("for part in (layer, nn.ReLU(", "for part in (layer, nn.LayerNorm(16), nn.ReLU("),
+    )
+    args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
+    folder = edited.train(edited.Args(**vars(args)))
+    assert (folder / "agent.safetensors").exists()
+    assert not (folder / POLICY_FILE).exists()
+    (warning,) = summary(folder)["warnings"]
+    assert warning.startswith(f"there will be no {POLICY_FILE}: the agent was edited")
 
 
 def constant(action):
