@@ -56,6 +56,8 @@ def stored_args(args_type: type[ArgsT], folder: Path, *, script: str) -> ArgsT:
     Raises:
         StorageError: If the folder holds no run of this script, or of another version of it.
     """
+    if folder.name in ("", ".."):  # "." has no name that a run's folder could have
+        folder = folder.resolve()
     stored = read_args(folder)
     if stored.pop("script", None) != script:
         raise StorageError(

@@ -1,6 +1,5 @@
 """What a run says of its policy and of its learned cost: numbers, and their meaning in words."""
 
-import gc
 import json
 import math
 import sys
@@ -15,13 +14,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pbcrl import CostModel, Trajectory, metrics
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
+from pbcrl_script_utils import evaluation, verdict
+from pbcrl_script_utils.monitor import LabelWatch
+from pbcrl_script_utils.run import Run
 
-from .paper import SCRIPTS, load
-from .runs import cut_off, small_ppo_lag
-
-evaluation, run_module, verdicts = (
-    load(f"pbcrl_script_utils.{n}") for n in ("evaluation", "run", "verdict")
-)
+from .conftest import SCRIPTS
+from .runs import cut_off, resume, small_ppo_lag
 
 TOY = "PointHazards-v0"
 
@@ -56,6 +54,7 @@ class Args:
     capture_video: int = 0
     batch_size: int = 100
     num_iterations: int = 1
+    checkpoint_interval: int = 10
 
 
 @dataclass
@@ -68,8 +67,8 @@ class Progress:
 
 def test_of_10_14_12_the_mean_is_known_to_2_26():
     """Standard deviation 2, over the root of 3, times 1.96."""
-    assert verdicts.interval([10.0, 14.0, 12.0]) == pytest.approx(1.96 * 2 / math.sqrt(3))
-    assert math.isnan(verdicts.interval([10.0]))
+    assert verdict.interval([10.0, 14.0, 12.0]) == pytest.approx(1.96 * 2 / math.sqrt(3))
+    assert math.isnan(verdict.interval([10.0]))
 
 
 def test_a_report_has_the_step_auroc_of_all_steps_at_once(cost_model, toy_episodes):
@@ -98,7 +97,7 @@ def test_a_finished_run_says_what_its_policy_costs_and_how_sure_that_is(
     tmp_path, capsys, cost_model, toy_episodes
 ):
     args, judge = Args(str(tmp_path)), evaluation.Judge.of(cost_model)
-    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+    with Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
         for _ in run.iterations(Progress()):
             run.log(100, {"return": 1.0})
         (run.folder / "agent.safetensors").write_bytes(b"a policy")  # there is one to play again
@@ -115,7 +114,7 @@ def test_a_finished_run_says_what_its_policy_costs_and_how_sure_that_is(
             Driver(), TOY, episodes=8, seed=1_000_000, deterministic=deterministic
         )
         true = np.array([episode.true_cost for episode in episodes])
-        assert summary[f"return{suffix}_interval"] == pytest.approx(verdicts.interval(returns))
+        assert summary[f"return{suffix}_interval"] == pytest.approx(verdict.interval(returns))
         assert summary[f"true_cost{suffix}"] == pytest.approx(true.mean())
         half = 1.96 * true.std(ddof=1) / math.sqrt(8)
         assert summary[f"true_cost{suffix}_interval"] == pytest.approx(half)
@@ -130,7 +129,7 @@ def test_a_finished_run_says_what_its_policy_costs_and_how_sure_that_is(
     assert summary["test_episodes"] == 30
     assert summary["eval_episodes"] == 8
 
-    assert summary["verdict"] == verdicts.verdict(found)
+    assert summary["verdict"] == verdict.verdict(found)
     begin = printed.index("== verdict") + 1
     assert printed[begin].strip() == summary["verdict"][0]
     assert [line[3:] for line in printed if line.startswith("-- ")] == [
@@ -158,7 +157,7 @@ def test_the_true_cost_at_the_learned_limit_is_of_all_episodes_of_the_evaluation
 
     args = Args(str(tmp_path))
     judge = evaluation.Judge(half_the_true, 2.5)
-    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+    with Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
         found = evaluation.evaluate(run, Driver(), args, 5.0, np.ones((0, 2)), judge)
     assert found["true_cost_at_limit_evaluation"] == pytest.approx(5.0)
     assert math.isnan(found["step_auroc_evaluation"])
@@ -215,12 +214,12 @@ def policy(cost: float, half: float, limit: float | None, rate: float | None = 0
     ],
 )
 def test_a_limit_is_met_or_violated_as_far_as_the_episodes_can_tell(found, said):
-    assert verdicts.verdict(found) == [said]
+    assert verdict.verdict(found) == [said]
 
 
 def test_fifty_episodes_without_a_violation_do_not_exclude_one_in_twenty():
     """0.95 of the time, a rate of 5.8 % shows at least once: 0.942 ** 50 = 0.05."""
-    assert verdicts.verdict(policy(0.0, 0.0, 0.1, 0.0)) == [
+    assert verdict.verdict(policy(0.0, 0.0, 0.1, 0.0)) == [
         "limit met: true cost 0 +- 0 <= 0.1 "
         "(stochastic policy, 50 episodes, none above it: at most 5.8% are, at 95 %)"
     ]
@@ -231,7 +230,7 @@ def test_the_stochastic_policy_comes_first_since_it_is_the_one_that_was_trained(
     for suffix, cost in [("", 10.0), ("_stochastic", 30.0)]:
         found |= {f"true_cost{suffix}": cost, f"true_cost{suffix}_interval": 2.0}
         found[f"violation_rate{suffix}"] = 0.5
-    first, second = verdicts.verdict(found)
+    first, second = verdict.verdict(found)
     assert first.startswith("limit violated: true cost 30.0 +- 2.0 > 20 (stochastic policy")
     assert second.startswith("limit met: true cost 10.0 +- 2.0 <= 20 (deterministic policy")
 
@@ -294,7 +293,7 @@ def cost_model_of(**changes: float) -> dict:
     ],
 )
 def test_a_cost_model_is_compared_with_guessing(changes, said):
-    assert verdicts.verdict(cost_model_of(**changes))[1:] == said
+    assert verdict.verdict(cost_model_of(**changes))[1:] == said
 
 
 @pytest.mark.parametrize(
@@ -310,7 +309,7 @@ def test_a_cost_model_is_compared_with_guessing(changes, said):
 )
 def test_where_the_limit_is_violated_it_says_whether_the_learned_cost_knows(learned, said):
     found = cost_model_of(learned_cost=learned, true_cost=84.0)
-    assert verdicts.verdict(found)[1] == said
+    assert verdict.verdict(found)[1] == said
 
 
 @pytest.mark.parametrize(
@@ -324,14 +323,14 @@ def test_where_the_limit_is_violated_it_says_whether_the_learned_cost_knows(lear
     ],
 )
 def test_a_mean_is_shown_to_two_digits_of_its_interval(mean, half, text):
-    assert verdicts.plus_minus(mean, half) == text
+    assert verdict.plus_minus(mean, half) == text
 
 
 # -- Warning while training --------------------------------------------------------------------
 
 
 def warned(rounds: list[tuple[float | None, float | None]], limit: float = 0.0) -> list[bool]:
-    watch = verdicts.LabelWatch()
+    watch = LabelWatch()
     return [watch.update(rate, learned, limit) is not None for rate, learned in rounds]
 
 
@@ -352,7 +351,7 @@ def test_iterations_without_labels_or_episodes_are_passed_over():
 
 
 def test_the_warning_says_what_contradicts_what_and_what_to_do():
-    watch = verdicts.LabelWatch()
+    watch = LabelWatch()
     *_, said = (watch.update(0.8, -1.0, 0.0) for _ in range(5))
     assert said == (
         "labels say that the constraint is broken, the learned cost says that it holds: in each of "
@@ -362,7 +361,7 @@ def test_the_warning_says_what_contradicts_what_and_what_to_do():
 
 
 def test_a_resumed_run_warns_where_the_uninterrupted_one_does():
-    watch, resumed = verdicts.LabelWatch(), verdicts.LabelWatch()
+    watch, resumed = LabelWatch(), LabelWatch()
     assert all(watch.update(0.8, -1.0, 0.0) is None for _ in range(4))
     resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
     assert resumed.update(0.8, -1.0, 0.0) == watch.update(0.8, -1.0, 0.0) is not None
@@ -370,11 +369,11 @@ def test_a_resumed_run_warns_where_the_uninterrupted_one_does():
 
 def test_what_a_run_has_warned_of_is_still_in_its_summary_after_a_resume(tmp_path):
     args = Args(str(tmp_path))
-    with run_module.Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+    with Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
         run.warn("the sky falls")
         state = run.state_dict()
     again = Args(str(tmp_path), resume=str(tmp_path / "run"))
-    with run_module.Run(again, script=str(SCRIPTS / "ppo_lag.py")) as run:
+    with Run(again, script=str(SCRIPTS / "ppo_lag.py")) as run:
         run.load_state_dict(state)
         assert list(run.iterations(Progress())) == [1]
         found = {**policy(1.0, 0.1, 2), "multiplier": 0.0}
@@ -387,8 +386,8 @@ def test_what_a_run_has_warned_of_is_still_in_its_summary_after_a_resume(tmp_pat
 # -- What a run shows ------------------------------------------------------------------------------
 
 
-def test_tensorboard_has_groups_a_limit_line_and_the_hyperparameters(scripts, tmp_path, capsys):
-    args = small_ppo_lag(scripts, tmp_path, print_interval=2, capture_video=1)
+def test_tensorboard_has_groups_a_limit_line_and_the_hyperparameters(scripts, tmp_path):
+    args = small_ppo_lag(scripts, tmp_path, capture_video=1)
     folder = scripts.ppo_lag.train(args)
     board = EventAccumulator(str(folder))
     board.Reload()
@@ -402,52 +401,49 @@ def test_tensorboard_has_groups_a_limit_line_and_the_hyperparameters(scripts, tm
     (text,) = board.Tensors("hyperparameters/text_summary")
     assert b"| learning_rate | 0.0003 |" in text.tensor_proto.string_val[0]
 
-    printed = capsys.readouterr().out.splitlines()
-    (head,) = [i for i, line in enumerate(printed) if line.split()[:2] == ["env", "steps"]]
-    assert printed[head].split()[2:] == ["return", "true", "cost", "λ", "kl", "min", "left"]
-    assert printed[head + 1].split()[0] == "800"  # of three iterations, the second
+
+def test_a_run_that_is_resumed_may_be_tracked(
+    scripts, tmp_path, save_every, monkeypatch, stand_in_for_wandb
+):
+    save_every(1)
+    cut_off(scripts.ppo_lag, small_ppo_lag(scripts, tmp_path), after=2, monkeypatch=monkeypatch)
+    resume(scripts.ppo_lag, tmp_path / "run", track=True)
+    assert {row["env_steps"] for row in stand_in_for_wandb.rows[:-1]} == {800, 1200}
 
 
-def test_a_run_that_is_resumed_may_show_more(scripts, tmp_path, monkeypatch, capsys):
-    cut_off(
-        scripts.ppo_lag,
-        small_ppo_lag(scripts, tmp_path, checkpoint_interval=1),
-        after=2,
-        monkeypatch=monkeypatch,
-    )
-    gc.collect()
-    capsys.readouterr()
-    scripts.ppo_lag.train(scripts.ppo_lag.Args(resume=str(tmp_path / "run"), print_interval=1))
-    assert "min left" in capsys.readouterr().out
-
-
-def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, monkeypatch):
-    """To a stand-in for wandb, which keeps what it is given."""
-    rows, axes, films, began = [], {}, [], []
+@pytest.fixture
+def stand_in_for_wandb(monkeypatch):
+    """Keeps what it is given."""
+    kept = SimpleNamespace(rows=[], axes={}, films=[], began=[])
     tracked = SimpleNamespace(
-        log=rows.append,
-        define_metric=lambda name, *, step_metric: axes.update({name: step_metric}),
-        finish=lambda *, exit_code: rows.append({"exit_code": exit_code}),
+        log=kept.rows.append,
+        define_metric=lambda name, *, step_metric: kept.axes.update({name: step_metric}),
+        finish=lambda *, exit_code: kept.rows.append({"exit_code": exit_code}),
     )
-    stand_in = ModuleType("wandb")
-    stand_in.init = lambda **how: began.append((how["id"], how["resume"])) or tracked
-    stand_in.Video = lambda path, **how: films.append((path, how))
-    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    module = ModuleType("wandb")
+    module.init = lambda **how: kept.began.append((how["id"], how["resume"])) or tracked
+    module.Video = lambda path, **how: kept.films.append((path, how))
+    monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.setattr("pbcrl_script_utils.args.find_spec", lambda _: True)
+    return kept
+
+
+def test_tracking_sends_what_tensorboard_has_once(scripts, tmp_path, stand_in_for_wandb):
+    rows = stand_in_for_wandb.rows
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, track=True, capture_video=1))
     board = EventAccumulator(str(folder))
     board.Reload()
-    assert axes == {"*": "env_steps", "pretraining/*": "pretraining/steps"}
+    assert stand_in_for_wandb.axes == {"*": "env_steps", "pretraining/*": "pretraining/steps"}
     assert rows.pop() == {"exit_code": 0}
     for tag in board.Tags()["scalars"]:
         points = [(row["env_steps"], row[tag]) for row in rows if tag in row]
         assert points == [
             (event.step, pytest.approx(event.value, rel=1e-6)) for event in board.Scalars(tag)
         ]
-    assert films == [(str(folder / "videos" / "seed-1000000.mp4"), {"format": "mp4"})]
-    longer = small_ppo_lag(scripts, tmp_path, resume=str(folder), extend_to=1_600, track=True)
-    scripts.ppo_lag.train(longer)
-    assert began == [((folder / "wandb_id").read_text(), "allow")] * 2
+    film = str(folder / "videos" / "seed-1000000.mp4")
+    assert stand_in_for_wandb.films == [(film, {"format": "mp4"})]
+    resume(scripts.ppo_lag, folder, total_timesteps=1_600)
+    assert stand_in_for_wandb.began == [((folder / "wandb_id").read_text(), "allow")] * 2
 
 
 def test_tracking_without_wandb_is_refused_before_anything_is_made(scripts, tmp_path, monkeypatch):

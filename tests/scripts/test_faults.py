@@ -272,7 +272,7 @@ def test_code_in_a_runs_folder_is_not_imported_from_within_it(scripts, tmp_path,
     forge(folder, "helper:PointHazards-v0")
     monkeypatch.chdir(folder)
     for use in (
-        lambda: resume(module, Path.cwd()),
+        lambda: resume(module, Path()),
         lambda: resume(module, folder),
         lambda: scripts.evaluate.evaluate(
             scripts.evaluate.Args(".", cost_limit=5.0, torch_threads=1)

@@ -296,6 +296,15 @@ def test_a_run_that_was_moved_goes_on_in_its_new_place(scripts, tmp_path, monkey
     assert_same_run(resume(module, tmp_path / "elsewhere" / "moved"), whole)
 
 
+def test_a_run_goes_on_from_within_its_folder(scripts, tmp_path, monkeypatch):
+    module = scripts.ppo_lag
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=2, monkeypatch=monkeypatch)
+    monkeypatch.chdir(tmp_path / "run")
+    resume(module, Path())
+    assert summary(tmp_path / "run")["env_steps"] == 1200
+    assert [path.name for path in (tmp_path / "run").iterdir() if path.is_dir()] == []
+
+
 def test_a_script_that_has_changed_in_between_is_said_and_kept(
     scripts, tmp_path, monkeypatch, capsys
 ):
