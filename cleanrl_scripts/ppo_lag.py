@@ -341,6 +341,8 @@ def train(args: Args) -> Path:
         # -- Checkpoint ----------------------------------------------------------------------------
         def keep() -> None:
             utils.save_agent(run.folder, agent, args.env_id)
+            if collector is not None:
+                collector.sync()
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
