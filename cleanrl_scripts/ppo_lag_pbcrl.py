@@ -109,6 +109,8 @@ class Args(utils.RunArgs):
     """passes over the newest labels per round, in batches of as many older ones each"""
     finetune_lr: utils.Positive = 3e-3
     """Adam's step size for the cost model in fine-tuning"""
+    finetune_balanced: bool = False
+    """draw each batch from all labels instead, safe and unsafe episodes equally often"""
     dead_zone: utils.NonNegative = 1.0
     """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
     dead_zone_lr: utils.NonNegative = 1.0
@@ -523,7 +525,11 @@ def train(args: Args) -> Path:
                     due, model=cost_model, batch=constraint.batch, wait=args.label_wait
                 )
                 tuned = trainer.update(
-                    buffer, answers.pairs, epochs=args.finetune_epochs, lr=args.finetune_lr
+                    buffer,
+                    answers.pairs,
+                    epochs=args.finetune_epochs,
+                    lr=args.finetune_lr,
+                    balanced=args.finetune_balanced,
                 )
 
             # -- 3. Score with the model as it is now ----------------------------------------------

@@ -158,6 +158,36 @@ class PreferenceBuffer:
         unsafe = np.bincount(place, weights=1 - safe[is_labelled]) / np.bincount(place)
         return float(unsafe.mean())
 
+    def balanced_weights(self, num_pairs: int) -> NDArray[np.float64]:
+        """Probabilities with which to draw the first pairs so that labels are balanced.
+
+        Of all distributions whose expected numbers of safe and unsafe members are equal, it is the
+        one nearest to uniform: a pair with d more unsafe than safe members has a weight of t^d. If
+        no pair has more unsafe members, or none more safe ones, those with as many of both are
+        drawn; without both labels, all pairs alike.
+
+        Args:
+            num_pairs: How many, at least 1.
+
+        Returns:
+            They sum to 1, float64 (num_pairs,).
+        """
+        safe = self._labels[:num_pairs, 1:]
+        surplus = (safe == 0).sum(axis=1) - (safe == 1).sum(axis=1)  # d
+        weights = np.ones(num_pairs)
+        if not {0.0, 1.0} <= set(safe.flat):
+            pass
+        elif surplus.min() >= 0 or surplus.max() <= 0:
+            weights = (surplus == 0).astype(np.float64)
+        else:
+            low, high = -20.0, 20.0  # of ln t; the surplus rises with it
+            for _ in range(60):
+                middle = (low + high) / 2
+                weights = np.exp(middle * surplus)
+                low, high = (middle, high) if surplus @ weights < 0 else (low, middle)
+        weights /= weights.sum()
+        return weights
+
     def add_trajectories(self, trajectories: Sequence[Trajectory]) -> NDArray[np.int64]:
         """Keep trajectories by reference; return their indices, int64 (len(trajectories),).
 

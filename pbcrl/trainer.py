@@ -207,6 +207,7 @@ class CostModelTrainer:
         *,
         epochs: int = 5,
         lr: float | None = None,
+        balanced: bool = False,
     ) -> dict[str, float]:
         """Take one online round: move the dead zone (Eq. 11), then fine-tune (Eq. 10).
 
@@ -221,6 +222,7 @@ class CostModelTrainer:
             new: Positions of the newly labelled pairs, the last ones of the buffer, int (B,).
             epochs: As of `finetune`.
             lr: As of `finetune`.
+            balanced: As of `finetune`.
 
         Returns:
             Empty if no pair is new. Else `violation_gap`, P̂ - P in [-1, 1], and `violation_rate`,
@@ -247,7 +249,7 @@ class CostModelTrainer:
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
         if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat):
             measured["finetune_loss"] = self.finetune(
-                buffer, num_new=self.num_untuned, epochs=epochs, lr=lr
+                buffer, num_new=self.num_untuned, epochs=epochs, lr=lr, balanced=balanced
             )
             self.num_untuned = 0
         return measured
@@ -259,14 +261,19 @@ class CostModelTrainer:
         num_new: int,
         epochs: int = 5,
         lr: float | None = None,
+        balanced: bool = False,
     ) -> float:
-        """Train on the newest labels, each batch half new and half old ones.
+        """Train on the newest labels, each batch half new and half old ones, or on all of them.
 
         Args:
             buffer: All labelled pairs, the newest last.
             num_new: How many of the last pairs are new, at least 1.
             epochs: Passes over the new pairs.
             lr: Adam's step size in these steps; None is the trainer's.
+            balanced: Whether each batch is drawn from all pairs instead, new and old, so that safe
+                and unsafe members are equally frequent (`PreferenceBuffer.balanced_weights`):
+                where the new ones are nearly all safe, the few unsafe ones of this and of earlier
+                rounds say which steps cost. There are as many batches as otherwise.
 
         Returns:
             Mean total loss of the gradient steps, in nats; NaN if there are none.
@@ -285,14 +292,19 @@ class CostModelTrainer:
         num_batches = min(
             math.ceil(2 * num_new / self._batch_size), num_new
         )  # no batch without a new pair
+        weights = buffer.balanced_weights(len(buffer)) if balanced else None
         losses = []
         self._set_lr(lr)
         try:
             for _ in range(epochs):
                 new = num_old + self._rng.permutation(num_new)
                 for part in np.array_split(new, num_batches):
-                    old = self._rng.integers(num_old, size=len(part) if num_old else 0)
-                    losses.append(self.gradient_step(buffer.batch(np.concatenate([part, old]))))
+                    if weights is not None:
+                        pairs = self._rng.choice(len(buffer), size=2 * len(part), p=weights)
+                    else:
+                        old = self._rng.integers(num_old, size=len(part) if num_old else 0)
+                        pairs = np.concatenate([part, old])
+                    losses.append(self.gradient_step(buffer.batch(pairs)))
         finally:
             self._set_lr(self._lr)
         return float(np.mean(losses)) if losses else math.nan

@@ -313,3 +313,33 @@ def test_without_safety_labels_there_is_no_unsafe_rate():
 
 
 SS, SU, UU, S, U, NONE = (1, 1), (1, 0), (0, 0), (math.nan, 1), (0, math.nan), (math.nan, math.nan)
+
+
+@pytest.mark.parametrize(
+    "safe",
+    [[SS] * 9 + [SU] * 3 + [UU], [S] * 5 + [U], [SS] * 7 + [U] * 2 + [NONE], [UU] * 5 + [SS, SU]],
+)
+def test_balanced_weights_make_safe_and_unsafe_members_equally_frequent(safe):
+    buffer = safety_buffer(2, [[0, 1]] * len(safe), *safe)
+    weights = buffer.balanced_weights(len(safe))
+    labels = np.array(safe, dtype=float)
+    num_safe, num_unsafe = (weights @ (labels == value).sum(axis=1) for value in (1, 0))
+    assert num_safe == pytest.approx(num_unsafe) != 0
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_balanced_weights_are_powers_of_one_factor_per_surplus_label():
+    """16 safe pairs, 3 mixed, 1 unsafe: t^4 = 16, so weights 1/4, 1 and 4, and 4 + 3 + 4 in all."""
+    buffer = safety_buffer(2, [[0, 1]] * 20, *[SS] * 16, *[SU] * 3, UU)
+    expected = np.array([1 / 4] * 16 + [1] * 3 + [4]) / 11
+    np.testing.assert_allclose(buffer.balanced_weights(20), expected)
+
+
+def test_where_no_balance_can_be_had_mixed_pairs_are_drawn_or_all_alike():
+    buffer = safety_buffer(2, [[0, 1]] * 4, SS, SU, SS, UU)
+    np.testing.assert_array_equal(buffer.balanced_weights(3), [0, 1, 0])
+    np.testing.assert_array_equal(buffer.balanced_weights(1), [1])
+    unlabelled = safety_buffer(2, [[0, 1]] * 2, NONE, NONE)
+    np.testing.assert_array_equal(unlabelled.balanced_weights(2), [0.5, 0.5])
+    all_safe = safety_buffer(2, [[0, 1]] * 2, SS, S)
+    np.testing.assert_array_equal(all_safe.balanced_weights(2), [0.5, 0.5])

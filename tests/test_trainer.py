@@ -857,6 +857,31 @@ def test_fine_tuning_refuses_a_step_size_that_is_none(lr):
         fresh_trainer().finetune(linear_buffer(20, seed=1), num_new=5, lr=lr)
 
 
+def test_balanced_fine_tuning_draws_as_many_unsafe_as_safe_members():
+    """Safe ones cost 0 and lose ln 2, unsafe ones 30 and lose nothing. Half of the new pairs, and
+    1 % of all, are unsafe; balanced, half of all members that are drawn are."""
+    buffer = buffer_of([0.0, 0.0, 30.0, 30.0], [[0, 1]] * 990, [Label(NAN, 1, 1)] * 990)
+    buffer.add_labels(np.array([[0, 1], [2, 3]] * 5), [Label(NAN, 1, 1), Label(NAN, 0, 0)] * 5)
+    even, balanced = (
+        known_trainer(lr=0.0, dead_zone=0.0).finetune(
+            buffer, num_new=10, epochs=100, balanced=chosen
+        )
+        for chosen in (False, True)
+    )
+    assert even == pytest.approx(0.75 * LN_2, rel=0.02)
+    assert balanced == pytest.approx(0.5 * LN_2, rel=0.05)
+
+
+def test_balanced_fine_tuning_takes_as_many_steps_as_the_other():
+    buffer = buffer_of([0.0, 2.0], [[0, 1]] * 100, [Label(1, 1, 0)] * 100)
+    steps = []
+    for balanced in (False, True):
+        trainer = known_trainer(lr=0.0, batch_size=32)
+        trainer.finetune(buffer, num_new=30, epochs=3, balanced=balanced)
+        steps.append(trainer.steps)
+    assert steps == [6, 6]
+
+
 def test_no_epochs_of_fine_tuning_leave_the_weights_alone():
     trainer, buffer = fresh_trainer(), linear_buffer(20, seed=1)
     before = weights_of(trainer)

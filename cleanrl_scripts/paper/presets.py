@@ -478,7 +478,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     row = VARIANTS[variant]
     # All in words, so that a command says what was run even when a recipe has changed.
     defaults = recipe_of(env_id, script=row.script)
-    options: dict[str, object] = {"env-id": env_id}
+    options: dict[str, object] = {"env-id": env_id, "total-timesteps": 1_000_000}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
     if row.script == "ppo_lag_pbcrl":
         options = PAPER_QUERIES | options

@@ -119,6 +119,7 @@ _DRIVING_PBCRL: Recipe = {
     # it takes many steps until the model sees them.
     "finetune_epochs": 20,
     "finetune_lr": 3e-4,
+    "finetune_balanced": True,
 }
 
 # -- The toy ---------------------------------------------------------------------------------------
