@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import pbcrl_script_utils as utils
 
 @dataclass(frozen=True, kw_only=True)
 class Args(utils.RunArgs):
+    recipes: ClassVar[str] = "ppo_lag"  # of pbcrl_script_utils/recipes.py, for copies as well
     env_id: str
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
     cost_limit: utils.CostLimit | None = None

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ import pbcrl_script_utils as utils
 
 @dataclass(frozen=True, kw_only=True)
 class Args(utils.RunArgs):
+    recipes: ClassVar[str] = "ppo_lag_pbcrl"  # of pbcrl_script_utils/recipes.py, for copies as well
     env_id: str
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
-    cost_limit: utils.CostLimit | None = None
+    cost_limit: utils.NonNegative | None = None
     """d, highest safe episode cost, known to the oracle only; default: the task's own"""
     seed: utils.NonNegativeInt = 0
     """of everything random; same seed and CPU, same numbers"""
@@ -69,8 +70,8 @@ class Args(utils.RunArgs):
     multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
     multiplier_lr: utils.NonNegative = 0.05
-    """step size of λ, per iteration in which an episode ended; for ascent and pid also per unit of
-    episode cost; 0 keeps λ as it is"""
+    """step size of λ whenever it moves, see constraint; for ascent and pid also per unit of what
+    moves it; 0 keeps λ as it is"""
     multiplier_initial: utils.NonNegative = 0.01
     """λ at the start"""
     multiplier_cap: utils.Bound = 5.0

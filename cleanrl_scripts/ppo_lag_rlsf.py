@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +33,10 @@ from pbcrl.storage import save_tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Args(utils.RunArgs):
+    recipes: ClassVar[str] = "ppo_lag_rlsf"  # of pbcrl_script_utils/recipes.py, for copies as well
     env_id: str
     """any Gymnasium id whose env reports info['cost']; 'module:Id-v0' imports `module` first"""
-    cost_limit: utils.CostLimit | None = None
+    cost_limit: utils.NonNegative | None = None
     """d, highest safe episode cost, told to oracle and learner; default: the task's own"""
     seed: utils.NonNegativeInt = 0
     """of everything random; same seed and CPU, same numbers"""

@@ -278,9 +278,10 @@ class RecordTrajectories(VectorWrapper):
         if costs is not None:
             require_finite("cost", costs, step)
         elif self._needs_cost:
+            name = self.env if self.env.spec is None else self.env.spec.id
             raise MissingCostError(
-                f"the true cost of every step is needed here, but {self.env} reports none; put a "
-                "number into info['cost'] at every step, or leave needs_cost out"
+                f"the true cost of every step is needed here, but {name} reports none; put a "
+                "number into info['cost'] at every step of the env"
             )
         return costs
 

@@ -667,7 +667,7 @@ def distributions(env_id: str, table: Table, runs: Sequence[Run]) -> Figure | No
 
 def judged(env_id: str, variant: str, runs: Sequence[Run]) -> tuple[Figure | None, Figure | None]:
     """Calibration and tail of the learned costs of the test episodes, all seeds together."""
-    from pbcrl_script_utils.plots import calibration, tail  # presets has put `common` on the path
+    from pbcrl_script_utils.plots import calibration, tail
 
     true, learned, scaled = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     limit = limit_of(runs)

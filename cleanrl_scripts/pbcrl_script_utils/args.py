@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import torch
+from tyro.constructors import PrimitiveConstructorSpec
 
 from pbcrl_script_utils.datasets import minari_folder
 
@@ -23,22 +24,38 @@ class Range:
     holds: Callable[[Any], bool]
 
 
-Count = Annotated[int, Range("at least 1", lambda value: value >= 1)]
-NonNegativeInt = Annotated[int, Range(">= 0", lambda value: value >= 0)]
+def _whole(words: list[str]) -> int:
+    """1e6 counts steps as well as 1000000 does."""
+    value = float(words[0])
+    if not value.is_integer():
+        raise ValueError(f"a whole number is needed, got {words[0]}")
+    return int(value)
+
+
+_WHOLE = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="INT",
+    instance_from_str=_whole,
+    is_instance=lambda value: isinstance(value, int),
+    str_from_instance=lambda value: [str(value)],
+)
+
+Count = Annotated[int, Range("at least 1", lambda value: value >= 1), _WHOLE]
+NonNegativeInt = Annotated[int, Range(">= 0", lambda value: value >= 0), _WHOLE]
 Finite = Annotated[float, Range("finite", math.isfinite)]
 Positive = Annotated[float, Range("> 0 and finite", lambda value: 0 < value < math.inf)]
 NonNegative = Annotated[float, Range(">= 0 and finite", lambda value: 0 <= value < math.inf)]
 Bound = Annotated[float, Range("> 0 (inf is no bound)", lambda value: value > 0)]
 Share = Annotated[float, Range("in [0, 1]", lambda value: 0 <= value <= 1)]
 OpenShare = Annotated[float, Range("in (0, 1)", lambda value: 0 < value < 1)]
-EpisodeBatch = Annotated[int, Range("at least 10", lambda value: value >= 10)]
+EpisodeBatch = Annotated[int, Range("at least 10", lambda value: value >= 10), _WHOLE]
 CostLimit = Annotated[float, Range(">= 0 (inf is unconstrained)", lambda value: value >= 0)]
 Seconds = Annotated[float, Range(">= 0 (inf is until all is answered)", lambda value: value >= 0)]
 
 
 @dataclass(frozen=True)
 class RunArgs:
-    """What every training script takes: where a run lies, and how it is computed and shown."""
+    """What scripts that train in envs take: where a run lies, how it is computed and shown."""
 
     eval_episodes: Count = 50
     """episodes of the final evaluation, stochastic and again deterministic"""
@@ -60,6 +77,8 @@ class RunArgs:
     run_name: str | None = None
     """folder of this run; default: made of env, script, seed and time"""
 
+    recipes: ClassVar[str] = ""
+    """Whose recipes suit: the script that this one is, or was copied from."""
     checkpoint_interval: ClassVar[int] = 10
     """Iterations between two checkpoints."""
 
@@ -115,6 +134,27 @@ def check_args(args: Any) -> None:
             "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
             f"{dataset} does not exist; correct the path"
         )
+
+
+def slow_multiplier(args: Any) -> str | None:
+    """Return a warning if λ cannot become 1 in a run, however much everything costs.
+
+    Known of `adam` alone, whose steps are `multiplier_lr`; a λ that is to stay as it is is none.
+
+    Args:
+        args: Of a script that trains in envs.
+    """
+    moves, when = args.num_iterations * (1 - args.multiplier_warmup), "iteration"
+    if getattr(args, "constraint", "learned") != "learned":
+        moves, when = moves / args.finetune_interval, "labelling round"
+    highest = args.multiplier_initial + moves * args.multiplier_lr
+    if args.multiplier_rule != "adam" or args.multiplier_lr == 0 or highest >= 1:
+        return None
+    return (
+        f"λ moves by at most {args.multiplier_lr:g} per {when}, of which there are {moves:.0f}, so "
+        f"that it ends at {highest:.2g} at most, and cost may never weigh enough; raise "
+        "--multiplier-lr, or train for more iterations"
+    )
 
 
 def ranges_of(hint: Any) -> Iterator[Range]:

@@ -87,7 +87,10 @@ def _import_from_here(module: str) -> None:
             f"--env-id must not name a module inside a run's folder, but {module} would be looked "
             f"for in {Path.cwd()}, which holds a run; work in the folder of your modules"
         )
-    sys.path[:] = dict.fromkeys([os.getcwd(), *sys.path])
+    # Nor may our scripts, evaluate.py for instance, hide a package of that name.
+    ours = Path(__file__).parents[1]
+    others = (path for path in sys.path if Path(path).resolve() != ours)
+    sys.path[:] = dict.fromkeys([os.getcwd(), *others])
     importlib.import_module(module)
 
 

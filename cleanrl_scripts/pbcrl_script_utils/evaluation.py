@@ -181,7 +181,7 @@ def evaluate(
                 episodes=args.eval_episodes,
                 seed=seed,
                 deterministic=deterministic,
-                needs_cost=math.isfinite(limit),
+                needs_cost=math.isfinite(limit) and getattr(args, "label_folder", None) is None,
             )
             for deterministic in (True, False)
         )
@@ -200,7 +200,7 @@ def evaluate(
             )
             run.filmed(films)
     true, noisy_true = true_costs(episodes), true_costs(noisy)
-    limited = np.isfinite(limit)
+    limited = np.isfinite(limit) and not np.isnan([true, noisy_true]).any()
     last_tenth, last_fifth = (ended[-max(1, len(ended) // part) :] for part in (10, 5))
     summary: dict[str, Any] = {
         "eval_episodes": len(episodes),

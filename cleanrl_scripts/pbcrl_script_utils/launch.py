@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -48,8 +47,6 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     names = {field.name for field in fields(args_type)}
     if "resume" not in names:  # it trains nothing
         return tyro.cli(args_type, args=words, prog=prog)
-    # 1e6 counts steps as well as 1000000 does.
-    words = [str(int(float(w))) if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", w) else w for w in words]
     what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
     if what.resume is not None:
         stored = stored_args(args_type, Path(what.resume), script=script)
@@ -57,12 +54,13 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     recipe: dict[str, Any] = {}
     if "env_id" in names:
         env_id, by_people = what.env_id or "", what.label_folder is not None
-        recipe = recipe_of(env_id, script=script, by_people=by_people)
+        recipes = getattr(args_type, "recipes", script)
+        recipe = recipe_of(env_id, script=recipes, by_people=by_people)
         recipe["env_id"] = what.env_id or tyro.MISSING
     default = args_type(**{name: value for name, value in recipe.items() if name in names})
     about = _wrapped(sys.modules[args_type.__module__].__doc__ or "")
     shown = replace(default, **{n: v for n, v in vars(what).items() if n in names and v})
-    if lines := recipe_lines(shown, script=script):
+    if lines := recipe_lines(shown):
         head = f"{about}\n\nRecipe of {what.env_id or '--label-folder'}:"
         about = "\n   ".join([head, *lines])
     return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)

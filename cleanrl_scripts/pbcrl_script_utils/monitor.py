@@ -106,7 +106,7 @@ class LabelMonitor:
             return
         batch, interval = self._constraint.batch, self._args.finetune_interval
         is_late = answers.batch is not None and not answers.batch_shown
-        if is_late if batch else answers.num_late:
+        if moved and (is_late if batch else answers.num_late):
             self._run.warn("labels came late: λ follows the episodes of older policies")
         # Episodes that began before the run are not shown, and the last round is short.
         begun = (iteration - interval) * self._args.num_steps > self._horizon

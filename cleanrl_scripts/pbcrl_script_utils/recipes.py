@@ -154,9 +154,24 @@ _PEOPLE: Recipe = {
 }
 """What `ppo_lag_pbcrl.py --label-folder` asks: 5 to 10 seconds each, so 15 to 25 minutes."""
 _PEOPLE_DRIVING: Recipe = {
-    **_PEOPLE,
     "pretrain_epochs": 200,  # six epochs of a hundred labels would be six steps
     "patience": 10,
+}
+# So few queries show no batch of fifty episodes: the learned cost moves λ, in units of its own.
+_PEOPLE_NAVIGATION: Recipe = {
+    "constraint": "learned",
+    "multiplier_lr": 0.01,
+    "multiplier_proportional": 200.0,
+}
+_PEOPLE_VELOCITY: Recipe = {
+    "constraint": "learned",
+    "multiplier_rule": "softplus",
+    "multiplier_lr": 0.12,
+}
+_OF_PEOPLE: dict[str, Recipe] = {
+    **dict.fromkeys((GOAL, PUSH, BUTTON), _PEOPLE_NAVIGATION),
+    **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _PEOPLE_VELOCITY),
+    **dict.fromkeys((BLOCK, LANE), _PEOPLE_DRIVING),
 }
 
 _OF_ALL: dict[str, Recipe] = {
@@ -187,19 +202,19 @@ def recipe_of(env_id: str, *, script: str, by_people: bool = False) -> Recipe:
     """Return what a script, named without its `.py`, takes for a task; maybe nothing."""
     recipe = {**_OF_ALL.get(env_id, {}), **_OF_SCRIPT.get(script, {}).get(env_id, {})}
     if by_people and script == "ppo_lag_pbcrl":
-        recipe |= _PEOPLE_DRIVING if env_id in (BLOCK, LANE) else _PEOPLE
+        recipe |= _PEOPLE | _OF_PEOPLE.get(env_id, {})
     return recipe
 
 
-def recipe_lines(args: Any, *, script: str) -> list[str]:
+def recipe_lines(args: Any) -> list[str]:
     """Return a line for each argument that has its value from a recipe: name, value, instead of.
 
     Args:
-        args: The script's arguments; what was given on the command line is no recipe's.
-        script: The script's name, without its `.py`.
+        args: A script's arguments; what was given on the command line is no recipe's.
     """
     by_people = getattr(args, "label_folder", None) is not None
-    recipe = recipe_of(getattr(args, "env_id", ""), script=script, by_people=by_people)
+    env_id, script = getattr(args, "env_id", ""), getattr(args, "recipes", "")
+    recipe = recipe_of(env_id, script=script, by_people=by_people)
     defaults = {field.name: field.default for field in fields(args)}
     return [
         f"{name} {_shown(value)} instead of {_shown(defaults[name])}"

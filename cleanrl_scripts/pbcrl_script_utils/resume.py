@@ -89,8 +89,7 @@ def resumed(stored: ArgsT, given: ArgsT) -> ArgsT:
     """
     then, now = (dataclasses.asdict(args) for args in (stored, given))  # type: ignore[call-overload]
     folder = Path(then["resume"])
-    place = {"resume", "runs_dir", "run_name"}
-    kept = set(then) - SHOWN - place - {"total_timesteps"}
+    kept = set(then) - SHOWN - {"resume", "total_timesteps"}
     if clashing := sorted(name for name in kept if then[name] != now[name]):
         raise ValueError(
             f"a resumed run keeps its arguments, but {', '.join(clashing)} differ from those in "
@@ -112,8 +111,8 @@ def resumed(stored: ArgsT, given: ArgsT) -> ArgsT:
 def _check_extension(folder: Path, stored: Any, *, wanted: int) -> None:
     if not is_finished(folder):
         raise ValueError(
-            f"a finished run goes on to more --total-timesteps, but {folder} was cut off at "
-            f"less than its {stored.total_timesteps:,}; finish it by --resume alone first"
+            f"a finished run goes on to more --total-timesteps, but {folder} was cut off before "
+            f"its {stored.total_timesteps:,}; finish it by --resume alone first"
         )
     done = stored.num_iterations * stored.batch_size  # whole iterations
     if wanted <= done:

@@ -37,6 +37,7 @@ from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 from pbcrl.trainer import Evaluation
+from pbcrl_script_utils.args import slow_multiplier
 from pbcrl_script_utils.recipes import recipe_lines
 from pbcrl_script_utils.verdict import limit_verdicts, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
@@ -137,10 +138,13 @@ class Run:
     def begin(self, method: str) -> None:
         """Say what begins, and which arguments have their value from a recipe."""
         self.say(f"== {method} on {self._args.env_id}; files in {self.folder}")
-        if lines := recipe_lines(self._args, script=Path(self._script).stem):
+        if lines := recipe_lines(self._args):
             self.say("   its recipe (pbcrl_script_utils/recipes.py):")
             for line in lines:
                 self.say(f"      {line}")
+        is_priced = hasattr(self._args, "multiplier_warmup") and self._cost_limit != math.inf
+        if is_priced and (warning := slow_multiplier(self._args)):
+            self.warn(warning)
 
     def on_error(self, keep: Callable[[], None]) -> None:
         """Call this if an error or Ctrl-C ends the run; it may raise a `PbcrlError`."""

@@ -28,6 +28,8 @@ def limit_verdict(
     half = true_costs[f"true_cost{suffix}_interval"]
     shown = f"true cost {plus_minus(cost, half)}"
     who = f"{policy} policy, {episodes} episodes"
+    if math.isnan(cost) and limit == math.inf:
+        return f"no limit, and no true cost is known ({who})"
     if math.isnan(cost):
         rate = true_costs.get("labelled_unsafe_rate", math.nan)
         if math.isnan(rate):

@@ -3,14 +3,17 @@
 import dataclasses
 import re
 
+import gymnasium as gym
 import pytest
 
 import pbcrl_envs
 from pbcrl_script_utils import recipes
-from pbcrl_script_utils.args import check_args
+from pbcrl_script_utils.args import check_args, slow_multiplier
+from pbcrl_script_utils.labels import check_labels
 from pbcrl_script_utils.launch import parse
 from pbcrl_script_utils.recipes import recipe_lines, recipe_of
 
+from .conftest import load_edited
 from .runs import small_ppo_lag
 
 SCRIPTS = "ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"
@@ -105,7 +108,7 @@ def test_what_is_given_counts_more_than_a_recipe_and_is_not_listed(scripts):
         plain = parse(script.Args, ["--env-id", LANE])
         given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--lr_decay=0.25"])
         assert given == dataclasses.replace(plain, num_envs=7, lr_decay=0.25)
-        before, after = (recipe_lines(args, script=name) for args in (plain, given))
+        before, after = map(recipe_lines, (plain, given))
         gone = [line for line in before if line not in after]
         assert [line.split()[0] for line in gone] == ["num_envs", "lr_decay"]
         assert set(after) < set(before)
@@ -134,7 +137,63 @@ def test_every_recipe_is_made_of_arguments_that_the_script_takes(scripts, name, 
     args_type = getattr(scripts, name).Args
     assert recipe
     assert recipe.keys() <= {field.name for field in dataclasses.fields(args_type)}
-    check_args(args_type(env_id=env_id, **recipe))
+    args = args_type(env_id=env_id, **recipe)
+    check_args(args)
+    if name == "ppo_lag_pbcrl":
+        check_labels(args, gym.spec(env_id).max_episode_steps)
+
+
+def test_a_copy_of_a_script_has_its_recipes(tmp_path):
+    copy = load_edited(
+        "ppo_lag_pbcrl",
+        tmp_path / "copied",
+        ("seed: utils.NonNegativeInt = 0", "seed: utils.NonNegativeInt = 7"),
+    )
+    for words, queries in (
+        (["--env-id", GOAL], (14_000, 6_000)),
+        (["--env-id", "mine:Road-v0", "--label-folder", "q"], (100, 50)),
+        (["--env-id", "mine:Road-v0"], (18_000, 2_000)),
+    ):
+        args = parse(copy.Args, words)
+        assert (args.offline_queries, args.online_queries, args.seed) == (*queries, 7)
+
+
+@pytest.mark.parametrize("words", [["1e6"], ["1000000"], ["1_000_000"], ["1.0e6"]], ids=str)
+def test_a_million_steps_can_be_written_in_any_way(scripts, words):
+    args = parse(scripts.ppo_lag.Args, ["--env-id", "Mine-v0", "--total-timesteps", *words])
+    assert args.total_timesteps == 1_000_000
+    assert type(args.total_timesteps) is int
+
+
+def test_only_whole_numbers_are_read_as_such(scripts, capsys):
+    words = ["--env-id", "Mine-v0", "--run-name", "1e3", "--multiplier-cap", "2.5e0"]
+    args = parse(scripts.ppo_lag.Args, words)
+    assert (args.run_name, args.multiplier_cap) == ("1e3", 2.5)
+    with pytest.raises(SystemExit):
+        parse(scripts.ppo_lag.Args, ["--env-id", "Mine-v0", "--num-envs", "1.5"])
+    assert "a whole number is needed, got 1.5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        # 25 iterations at .02, as on an env that is in no table.
+        ({"total_timesteps": 500_000}, "by at most 0.02 per iteration, of which there are 25, so"),
+        ({"total_timesteps": 500_000, "multiplier_lr": 0.05}, None),  # 1.26
+        ({"total_timesteps": 500_000, "multiplier_lr": 0.0}, None),  # a constant λ
+        ({"total_timesteps": 500_000, "multiplier_rule": "pid"}, None),  # steps by the excess
+    ],
+)
+def test_a_multiplier_that_cannot_reach_1_is_warned_of(scripts, options, shown):
+    said = slow_multiplier(scripts.ppo_lag.Args(env_id="Mine-v0", **options))
+    assert said is None if shown is None else shown in said
+
+
+def test_a_multiplier_that_follows_labels_moves_in_labelling_rounds_alone(scripts):
+    args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", constraint="rate")
+    said = slow_multiplier(args)  # 50 iterations are ten rounds: .01 + 10 * .05
+    assert "per labelling round, of which there are 10, so that it ends at 0.51 at most" in said
+    assert slow_multiplier(dataclasses.replace(args, constraint="learned")) is None
 
 
 def test_no_other_env_has_a_recipe():
