@@ -11,7 +11,6 @@ import math
 import subprocess
 import sys
 import warnings
-from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,7 +23,7 @@ import tyro
 
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.errors import MismatchError, StorageError
-from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
+from pbcrl.export.policy import SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.storage import load_tensors
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
@@ -197,15 +196,12 @@ def evaluate(args: Args) -> None:
     trained = read_args(folder)
     agent, env_id, horizon = load_agent(folder, trained, args.env_id, trusted=args.trust_script)
     policy = policy_of(agent, env_id)
-    older = env_id == trained["env_id"] and not (folder / POLICY_FILE).exists()
-    if policy is not None and older:
-        with suppress(StorageError):  # a folder may be read-only
-            policy.save(folder / POLICY_FILE)
     if args.safe_policy:
         load_safe_policy(folder, policy)
     given = trained["cost_limit"] if env_id == trained["env_id"] else None
     given = given if args.cost_limit is None else args.cost_limit
-    limit = resolve_cost_limit(env_id, given, needed=trained.get("label_folder") is None)
+    by_people = trained.get("label_folder") is not None
+    limit = resolve_cost_limit(env_id, given, needed=not by_people)
     if args.capture_video > 0:
         check_film(env_id)
     cost_model: LearnedCost | None = None
@@ -227,10 +223,10 @@ def evaluate(args: Args) -> None:
         episodes=args.episodes,
         seed=args.seed,
         deterministic=not args.stochastic,
-        needs_cost=math.isfinite(limit),
+        needs_cost=math.isfinite(limit) and not by_people,
     )
     true = true_costs(episodes)
-    limited = np.isfinite(limit)
+    limited = np.isfinite(limit) and not np.isnan(true).any()
     kind = "stochastic" if args.stochastic else "deterministic"
     result = {
         "env_id": env_id,

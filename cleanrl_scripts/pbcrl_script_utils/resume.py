@@ -99,8 +99,8 @@ def resumed(stored: ArgsT, given: ArgsT) -> ArgsT:
     changed = {name: now[name] for name in SHOWN & set(now)}
     if wanted == total and is_finished(folder):
         raise ValueError(
-            f"--resume takes a run that was cut off, but {folder} is finished; extend it by a "
-            "larger --total-timesteps, or start another"
+            f"--resume takes a run that was cut off, but {folder} is finished; "
+            f"{'extend it by a larger --total-timesteps, or ' if total else ''}start another"
         )
     if wanted != total:
         _check_extension(folder, stored, wanted=wanted)

@@ -79,6 +79,10 @@ class OtherCost(gym.Wrapper):
 class NoCost(gym.Wrapper):
     """The toy without a cost."""
 
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return obs, {name: value for name, value in info.items() if name != "cost"}
+
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         del info["cost"]

@@ -40,11 +40,6 @@ def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(sc
         check=True,
     )
     np.testing.assert_allclose(json.loads(run.stdout), expected, rtol=1e-5, atol=1e-6)
-    # A run from before there were policy files gets one when it is played.
-    before = (folder / POLICY_FILE).read_bytes()
-    (folder / POLICY_FILE).unlink()
-    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=2, torch_threads=1))
-    assert (folder / POLICY_FILE).read_bytes() == before
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")

@@ -400,6 +400,8 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
         resume(module, folder, total_timesteps=800)
     with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
         resume(module, folder, learning_rate=1.0, num_envs=7)
+    with pytest.raises(ValueError, match="keeps its arguments, but run_name, runs_dir differ"):
+        resume(module, folder, run_name="another", runs_dir=str(tmp_path / "elsewhere"))
     with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
         resume(scripts.ppo_lag_pbcrl, folder)
     with pytest.raises(StorageError, match=r"holds args\.json, but .* has none that can be read"):

@@ -424,6 +424,30 @@ def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
     assert "does not say how to play its episodes again: people will see curves" in said
 
 
+@pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+def test_a_limit_on_costs_that_no_env_reports_holds_up_neither_people_nor_evaluation(
+    scripts, tmp_path, capsys
+):
+    folder = tmp_path / "questions"
+    args = small_pbcrl(
+        scripts,
+        tmp_path,
+        None,
+        env_id="TestToyNoCost-v0",
+        cost_limit=5.0,
+        offline_queries=0,
+        online_queries=8,
+        label_folder=str(folder),
+        label_wait=math.inf,
+    )
+    with answering(folder, hazard_steps, limit=5):
+        run = scripts.ppo_lag_pbcrl.train(args)
+    found = summary(run)
+    assert (found["cost_limit"], found["true_cost"], found["violation_rate"]) == (5, None, None)
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(run), episodes=2, torch_threads=1))
+    assert "no true cost is known" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("constraint", "shown"),
