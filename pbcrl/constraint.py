@@ -65,15 +65,8 @@ class LearnedLimit:
     half of the compared episodes are unsafe.
     """
 
-    @property
-    def batch(self) -> int:
-        """0: it needs pairs alone."""
-        return 0
-
-    @property
-    def by_labels(self) -> bool:
-        """False."""
-        return False
+    batch = 0  # it needs pairs alone
+    by_labels = False
 
     def measure(
         self,
@@ -104,6 +97,8 @@ class UnsafeRate:
     """
 
     max_rate: float
+    batch = 0  # it needs pairs alone
+    by_labels = True
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -111,16 +106,6 @@ class UnsafeRate:
                 f"the highest share of unsafe episodes lies in (0, 1), got {self.max_rate}; at 0 λ "
                 "would rise for ever, at 1 never"
             )
-
-    @property
-    def batch(self) -> int:
-        """0: it needs pairs alone."""
-        return 0
-
-    @property
-    def by_labels(self) -> bool:
-        """True."""
-        return True
 
     def measure(
         self,
@@ -153,6 +138,7 @@ class Acceptance:
     """
 
     batch: int
+    by_labels = True
 
     def __post_init__(self) -> None:
         if self.batch < 10:
@@ -160,11 +146,6 @@ class Acceptance:
                 "a batch that stands for a policy has at least 10 episodes, got "
                 f"batch={self.batch}; take 10 or more, or constrain by UnsafeRate"
             )
-
-    @property
-    def by_labels(self) -> bool:
-        """True."""
-        return True
 
     def measure(
         self,
