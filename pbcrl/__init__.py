@@ -19,7 +19,7 @@ The names that one needs, in the order in which data flows through them; each ca
 - `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
   `draw_pairs` chooses which to ask about. A `FeedbackLoop` is all of this in two calls per
   iteration of a training loop; `Answers` is what a round of it brings.
-- By these or by the learned cost, a constraint says what moves the multiplier: `LearnedLimit`,
+- By these or by the learned cost, a `Constraint` says what moves the multiplier: `LearnedLimit`,
   `UnsafeRate` or `Acceptance`.
 - `TrajectoryWriter` and `TrajectoryDataset` keep trajectories on disk.
 - `load_policy` reads the policy of a run.
