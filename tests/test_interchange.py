@@ -171,9 +171,9 @@ def test_what_lacks_rewards_cannot_be_exported(tmp_path):
         lambda given: to_dsrl(given, tmp_path / "walk.hdf5"),
         lambda given: to_minari(given, "a/b-v0", observation_space=box, action_space=box),
     ):
-        with pytest.raises(ValueError, match="but 4 of 8 trajectories were recorded without them"):
+        with pytest.raises(ValueError, match="but 4 of 8 were recorded without them"):
             write(episodes() + bare)
-        with pytest.raises(ValueError, match="needs at least one trajectory"):
+        with pytest.raises(ValueError, match="but 0 of 0 were recorded without them"):
             write([])
     with pytest.raises(ValueError, match=r"actions as rows, here of shape \(2,\), .* got Box"):
         to_minari(episodes(), "a/b-v0", observation_space=box, action_space=box)

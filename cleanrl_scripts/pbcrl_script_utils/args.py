@@ -137,7 +137,7 @@ def check_args(args: Any) -> None:
 
 
 def slow_multiplier(args: Any) -> str | None:
-    """Return a warning if λ cannot become 1 in a run, however much everything costs.
+    """Say if λ cannot become 1 in a run, however much everything costs.
 
     Known of `adam` alone, whose steps are `multiplier_lr`; a λ that is to stay as it is is none.
 

@@ -143,8 +143,8 @@ class Run:
             for line in lines:
                 self.say(f"      {line}")
         is_priced = hasattr(self._args, "multiplier_warmup") and self._cost_limit != math.inf
-        if is_priced and (warning := slow_multiplier(self._args)):
-            self.warn(warning)
+        if is_priced and (note := slow_multiplier(self._args)):
+            self.say(f"   note: {note}")
 
     def on_error(self, keep: Callable[[], None]) -> None:
         """Call this if an error or Ctrl-C ends the run; it may raise a `PbcrlError`."""
