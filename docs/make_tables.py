@@ -177,11 +177,13 @@ def tables() -> dict[str, str]:
         made["results"].append([name, seeds, *told[:2], *ours[:4]])
         if task.startswith("Driving"):
             prices = {
-                float(variant.removeprefix("pbcrl_constant").lstrip("_") or 5): variant
+                float(variant.removeprefix("pbcrl_constant_")): variant
                 for env_id, variant in runs
-                if env_id == task and variant.startswith("pbcrl_constant")
+                if env_id == task and variant.startswith("pbcrl_constant_")
             }
             made["constant"] += [row(task, prices[p], f"λ = {p:g}") for p in sorted(prices)]
+            made["constant"].append(row(task, "pbcrl_constant", "λ = 5, whole episodes"))
+            made["constant"].append(found[default])
     for (task, variant), method in ABLATIONS.items():
         made["ablations"].append(row(task, variant, method))
     return {name: markdown(rows) for name, rows in made.items()}
