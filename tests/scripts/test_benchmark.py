@@ -292,6 +292,11 @@ def wait_until(condition, process=None):
         time.sleep(0.01)
 
 
+def is_stopped(pid):
+    """Whether a process has come to a stop; until then it sees Ctrl-C before SIGSTOP."""
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
 def is_interrupted(pid):
     """Whether a process that is stopped will see Ctrl-C as soon as it goes on."""
     (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
@@ -362,6 +367,7 @@ def test_ctrl_c_stops_all_runs_and_the_same_command_goes_on_with_them(tmp_path):
         wait_until(lambda: len(steps_of(folder)) > 1, process)
         os.kill(child, signal.SIGSTOP)  # or it might end before Ctrl-C comes
         try:
+            wait_until(lambda: is_stopped(child), process)
             process.send_signal(signal.SIGINT)
             wait_until(lambda: is_interrupted(child), process)
         finally:

@@ -102,7 +102,7 @@ def test_an_edited_agent_that_a_file_cannot_describe_leaves_none(scripts, tmp_pa
 def test_a_run_says_that_a_policy_with_other_layers_is_in_no_file(scripts, tmp_path):
     edited = load_edited(
         "ppo_lag",
-        tmp_path / "edited",
+        tmp_path / "layers",
         ("for part in (layer, nn.ReLU(", "for part in (layer, nn.LayerNorm(16), nn.ReLU("),
     )
     args = small_ppo_lag(scripts, tmp_path, total_timesteps=400)
