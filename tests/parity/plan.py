@@ -35,7 +35,7 @@ NAVIGATION = {
     "Push1": Comparison(layouts=100, steps=900, short_step_seeds=3, episodes=250, horizon=500),
     "Push2": Comparison(steps=900),
     "Button0": Comparison(layouts=100),
-    "Button1": Comparison(layouts=30, episodes=300, horizon=300),
+    "Button1": Comparison(layouts=30, short_step_seeds=4, episodes=300, horizon=300),
     "Button2": Comparison(layouts=10),
 }
 """A crowded layout takes the package a second to draw, hence fewer of them."""
