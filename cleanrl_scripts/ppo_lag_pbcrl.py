@@ -84,6 +84,8 @@ class Args(utils.RunArgs):
     """pid: leave the integral as it is while λ is at its cap, or it remembers an unsafe start"""
 
     # -- Method --------------------------------------------------------------------------------
+    cost_model: Literal["trees", "net"] = "trees"
+    """what learns the cost: boosted trees, or the paper's network"""
     constraint: Literal["learned", "rate", "accept"] = "learned"
     """what moves λ, see docs/constraint.md. learned: the mean learned cost, in every iteration (the
     paper); rate: the share of episodes (segments) labelled unsafe, in labelling rounds; accept:
@@ -106,28 +108,13 @@ class Args(utils.RunArgs):
     share of the limit; default: whole episodes"""
     finetune_interval: utils.Count = 5
     """K: iterations between two labelling rounds"""
-    finetune_epochs: utils.Count = 5
-    """passes over the newest labels per round, in batches of as many older ones each"""
-    finetune_lr: utils.Positive = 3e-3
-    """Adam's step size for the cost model in fine-tuning"""
-    finetune_balanced: bool = False
-    """draw each batch from all labels instead, safe and unsafe episodes equally often"""
-    dead_zone: utils.NonNegative = 1.0
-    """δ in pretraining, and where its adaptation starts; in units of the learned episode cost"""
+    dead_zone: utils.NonNegative | None = None
+    """δ in pretraining, and where its adaptation starts, in units of the learned episode cost;
+    default: the paper's 1 for a net, 0 for trees, which underestimate no cost"""
     dead_zone_lr: utils.NonNegative = 1.0
     """step size of δ per labelling round; 0 keeps δ fixed"""
     snr_weight: utils.NonNegative = 1e-3
     """ζ, weight of the variance term"""
-    cost_hidden_sizes: tuple[utils.Count, ...] = (64, 64)
-    """widths of the cost model's hidden layers"""
-    cost_lr: utils.Positive = 3e-3
-    """Adam's step size for the cost model in pretraining"""
-    cost_batch_size: utils.Count = 128
-    """pairs per gradient step of the cost model"""
-    pretrain_epochs: utils.Count = 200
-    """most passes over the offline pairs"""
-    patience: utils.Count = 10
-    """evaluations on held-out pairs without a new best at which pretraining stops"""
     preference_noise: utils.Share = 0.0
     """probability that the simulated oracle flips a preference"""
     safety_noise: utils.Share = 0.0
@@ -369,10 +356,28 @@ def make_constraint(args: Args) -> pbcrl.Constraint:
     return pbcrl.LearnedLimit()
 
 
+def make_trainer(
+    args: Args, envs: VectorEnv[Any, Any, Any], horizon: int, rng: np.random.Generator
+) -> pbcrl.Trainer:
+    """What learns from labels, and what it trains: edit me."""
+    limits = {
+        "output_scale": horizon**-0.5,
+        "horizon": None if args.segment_length else horizon,  # a sum of segments has any length
+    }
+    initial = float(args.cost_model == "net") if args.dead_zone is None else args.dead_zone
+    dead_zone = pbcrl.DeadZone(initial, lr=args.dead_zone_lr)
+    options: dict[str, Any] = {"dead_zone": dead_zone, "snr_weight": args.snr_weight, "rng": rng}
+    if args.cost_model == "trees":
+        trees = pbcrl.TreeCost.for_env(envs, **limits)
+        return pbcrl.TreeTrainer(trees, threads=args.torch_threads, **options)
+    net = pbcrl.CostModel.for_env(envs, **limits)
+    return pbcrl.CostModelTrainer(net, bf16=args.bf16, **options)
+
+
 def pretrain(
     args: Args,
     run: utils.Run,
-    trainer: pbcrl.CostModelTrainer,
+    trainer: pbcrl.Trainer,
     feedback: pbcrl.FeedbackLoop,
     valid: pbcrl.PreferenceBuffer,
 ) -> None:
@@ -385,13 +390,7 @@ def pretrain(
         run.say(f"   {train.num_compared} + {valid.num_compared} different episodes or segments")
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
         trainer.model.fit_input_scale(train.trajectories)
-        history = trainer.pretrain(
-            train,
-            valid,
-            max_epochs=args.pretrain_epochs,
-            patience=args.patience,
-            on_evaluation=run.pretrained,
-        )
+        history = trainer.pretrain(train, valid, on_evaluation=run.pretrained)
         if min(history, key=lambda e: e.selection_loss) is history[0]:
             run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
 
@@ -438,21 +437,8 @@ def train(args: Args) -> Path:
         # -- Method --------------------------------------------------------------------------------
         replays = utils.Replays(run.folder) if args.label_folder else None
         oracle = utils.make_oracle(args, run, limit=limit, horizon=horizon, replays=replays)
-        cost_model = pbcrl.CostModel.for_env(
-            envs,
-            hidden_sizes=args.cost_hidden_sizes,
-            output_scale=horizon**-0.5,
-            horizon=None if args.segment_length else horizon,  # a sum of segments has any length
-        )
-        trainer = pbcrl.CostModelTrainer(
-            cost_model,
-            dead_zone=pbcrl.DeadZone(args.dead_zone, lr=args.dead_zone_lr),
-            snr_weight=args.snr_weight,
-            lr=args.cost_lr,
-            batch_size=args.cost_batch_size,
-            bf16=args.bf16,
-            rng=rng,
-        )
+        trainer = make_trainer(args, envs, horizon, rng)
+        cost_model = trainer.model
         test, *offline = utils.offline_episodes(args, run, envs, limit=limit, replays=replays)
         valid_buffer, buffer = map(pbcrl.PreferenceBuffer, offline)
         feedback = pbcrl.FeedbackLoop(
@@ -525,13 +511,7 @@ def train(args: Args) -> Path:
                 answers = feedback.round(
                     due, model=cost_model, batch=constraint.batch, wait=args.label_wait
                 )
-                tuned = trainer.update(
-                    buffer,
-                    answers.pairs,
-                    epochs=args.finetune_epochs,
-                    lr=args.finetune_lr,
-                    balanced=args.finetune_balanced,
-                )
+                tuned = trainer.update(buffer, answers.pairs)
 
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)

@@ -8,10 +8,11 @@ The names that one needs, in the order in which data flows through them; each ca
   `finished_trajectories` reads them from its infos, or from those of the wrappers that follow.
 - `PreferenceCostWrapper` and `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]`
   of any Gymnasium env, and record too.
-- `CostModel` is the learned cost c_ψ(s, a), `CostModelEnsemble` several of them, `LearnedCost` what
-  both offer; `load_cost_model` reads either from a file.
-- `CostModelTrainer` fits it by `pbci_loss` (`preference_loss`, `safety_loss` and `snr_loss`, whose
-  values are a `PbCILoss`) with a `DeadZone`.
+- `TreeCost` is a learned cost c(s, a) of boosted trees, `CostModel` one of a network, for images
+  too, `CostModelEnsemble` several of these; `LearnedCost` is what all offer, and `load_cost_model`
+  reads any of them from a file.
+- `TreeTrainer` and `CostModelTrainer` fit them by `pbci_loss` (`preference_loss`, `safety_loss` and
+  `snr_loss`, whose values are a `PbCILoss`) with a `DeadZone`; `Trainer` is what both offer.
 - `LagrangeMultiplier` prices the learned cost while a policy is trained; `MULTIPLIER_RULES` has
   other rules.
 - An `Oracle` answers queries: `SyntheticOracle` from true costs, `FolderOracle` by a person,
@@ -38,10 +39,12 @@ from pbcrl.recorder import finished_trajectories
 from pbcrl.vector_recorder import RecordTrajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 from pbcrl.cost_model import CostModel, LearnedCost
+from pbcrl.trees import TreeCost
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
 from pbcrl.dead_zone import DeadZone
-from pbcrl.trainer import CostModelTrainer
+from pbcrl.trainer import CostModelTrainer, Trainer
+from pbcrl.tree_trainer import TreeTrainer
 from pbcrl.lagrange import MULTIPLIER_RULES, LagrangeMultiplier
 from pbcrl.oracle import Oracle, SyntheticOracle
 from pbcrl.label.function_oracle import FunctionOracle
@@ -80,9 +83,12 @@ __all__ = [
     "Query",
     "RecordTrajectories",
     "SyntheticOracle",
+    "Trainer",
     "Trajectory",
     "TrajectoryDataset",
     "TrajectoryWriter",
+    "TreeCost",
+    "TreeTrainer",
     "UnsafeRate",
     "cut_segments",
     "draw_pairs",

@@ -206,6 +206,53 @@ class LearnedCost(nn.Module, ABC):
         if self.horizon is not None and steps > self.horizon:
             self._refuse(steps, f"got a trajectory of {steps}")
 
+    def _fit_to(
+        self,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        net: nn.Module | None,
+        discount: float,
+        output_scale: float | None,
+        horizon: int | None,
+    ) -> None:
+        """Check and set what every single model has, see `CostModel`."""
+        for space in (observation_space, action_space):
+            if not isinstance(space, Space):
+                raise TypeError(
+                    f"a cost model is made for the spaces of an env, got {space!r}; pass "
+                    "env.observation_space and env.action_space, or use "
+                    f"{type(self).__name__}.for_env(env)"
+                )
+        self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
+        require_in("(0, 1]", discount=discount, remedy="1 is no discounting")
+        if horizon is not None:
+            require_in("[1, inf)", horizon=horizon, remedy="None is any number of steps")
+        if output_scale is None:
+            output_scale = 0.03 if horizon is None else horizon**-0.5
+        require_in("(0, inf)", output_scale=output_scale, remedy="1 is the bare output")
+        self.discount, self.output_scale, self.horizon = discount, output_scale, horizon
+
+    def _prorate(self, horizon: int) -> None:
+        if self.horizon is None:
+            raise ValueError(
+                f"a limit is prorated from one number of steps to another, got None and {horizon}; "
+                "a model with horizon=None takes any length"
+            )
+        require_in("[1, inf)", horizon=horizon)
+        self.horizon = horizon
+
+    def _check_sizes(self, obs_shape: Sequence[int], act_dim: int) -> None:
+        # A model sees their concatenation, so equal sums of sizes would pass unnoticed.
+        if (tuple(obs_shape), act_dim) != (self.obs_shape, self.act_dim):
+            name, wanted, found = "obs_shape", str(self.obs_shape), str(tuple(obs_shape))
+            if len(self.obs_shape) == len(obs_shape) == 1:
+                name, wanted, found = "obs_dim", str(self.obs_shape[0]), str(obs_shape[0])
+            raise ValueError(
+                f"a cost model reads the sizes that it was made for: ({name}, act_dim) = "
+                f"({wanted}, {self.act_dim}), got ({found}, {act_dim}); use the model of "
+                "this environment, or check the order of the arguments"
+            )
+
     def _refuse(self, steps: int, finding: str) -> NoReturn:
         raise ValueError(
             f"a learned limit holds for as many steps as it was learned on: {self.horizon}, "
@@ -271,25 +318,10 @@ class CostModel(LearnedCost):
         net: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        for space in (observation_space, action_space):
-            if not isinstance(space, Space):
-                raise TypeError(
-                    f"a cost model is made for the spaces of an env, got {space!r}; pass "
-                    "env.observation_space and env.action_space, or use CostModel.for_env(env)"
-                )
-        self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
+        self._fit_to(observation_space, action_space, net, discount, output_scale, horizon)
         require_in("[1, inf)", hidden_sizes=min(hidden_sizes, default=1))
-        require_in("(0, 1]", discount=discount, remedy="1 is no discounting")
-        if horizon is not None:
-            require_in("[1, inf)", horizon=horizon, remedy="None is any number of steps")
-        if output_scale is None:
-            output_scale = 0.03 if horizon is None else horizon**-0.5
-        require_in("(0, inf)", output_scale=output_scale, remedy="1 is the bare output")
         self.num_members = 1
         self.hidden_sizes = tuple(hidden_sizes)
-        self.discount = discount
-        self.output_scale = output_scale
-        self.horizon = horizon
         if net is not None:
             _require_one_step(net)
             self.net = net
@@ -315,16 +347,7 @@ class CostModel(LearnedCost):
             TypeError: If it is no env.
             ValueError: If a space has no fixed length, or an option is out of range.
         """
-        if isinstance(env, VectorEnv):
-            spaces = env.single_observation_space, env.single_action_space
-        elif isinstance(env, gym.Env):
-            spaces = env.observation_space, env.action_space
-        else:
-            raise TypeError(
-                f"for_env takes an env, single or vectorised, got {env!r}; make it first, by "
-                "gymnasium.make or make_vec, or pass its spaces to CostModel"
-            )
-        time_limit = None if env.spec is None else env.spec.max_episode_steps
+        *spaces, time_limit = spaces_of(env)
         return cls(*spaces, **{"horizon": time_limit, **options})
 
     @property
@@ -334,13 +357,7 @@ class CostModel(LearnedCost):
 
     def prorate(self, horizon: int) -> None:
         """Let the limit hold for longer or shorter trajectories; see `LearnedCost.prorate`."""
-        if self.horizon is None:
-            raise ValueError(
-                f"a limit is prorated from one number of steps to another, got None and {horizon}; "
-                "a model with horizon=None takes any length"
-            )
-        require_in("[1, inf)", horizon=horizon)
-        self.horizon = horizon
+        self._prorate(horizon)
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return the cost of each step.
@@ -439,6 +456,8 @@ class CostModel(LearnedCost):
         """
         tensors, meta = load_tensors(path, kind=KIND)
         with described_by(path):
+            if meta["config"].get("kind") == "trees":
+                raise MismatchError(f"{path} holds trees, no network; read it by TreeCost.load")
             if "members" in meta["config"]:
                 raise MismatchError(
                     f"{path} holds an ensemble, not a single cost model; read it by "
@@ -510,18 +529,6 @@ class CostModel(LearnedCost):
         start = len(mean) - self.act_dim
         return obs.to(mean), _standardised(actions, mean[start:], scale[start:])
 
-    def _check_sizes(self, obs_shape: Sequence[int], act_dim: int) -> None:
-        # A net sees their concatenation, so equal sums of sizes would pass unnoticed.
-        if (tuple(obs_shape), act_dim) != (self.obs_shape, self.act_dim):
-            name, wanted, found = "obs_shape", str(self.obs_shape), str(tuple(obs_shape))
-            if len(self.obs_shape) == len(obs_shape) == 1:
-                name, wanted, found = "obs_dim", str(self.obs_shape[0]), str(obs_shape[0])
-            raise ValueError(
-                f"a cost model reads the sizes that it was made for: ({name}, act_dim) = "
-                f"({wanted}, {self.act_dim}), got ({found}, {act_dim}); use the model of "
-                "this environment, or check the order of the arguments"
-            )
-
 
 class MLP(nn.Sequential):
     """ReLU layers on both inputs side by side; the output is exactly 0 until it is trained."""
@@ -568,6 +575,24 @@ class ConvNet(nn.Module):
         features = self.encoder(images).reshape(*obs.shape[:-3], self._num_features)
         output: Tensor = self.mlp(features, actions)
         return output
+
+
+def spaces_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[Space[Any], Space[Any], int | None]:
+    """Return the spaces of one env of an env, single or vectorised, and its time limit.
+
+    Raises:
+        TypeError: If it is no env.
+    """
+    if isinstance(env, VectorEnv):
+        spaces = env.single_observation_space, env.single_action_space
+    elif isinstance(env, gym.Env):
+        spaces = env.observation_space, env.action_space
+    else:
+        raise TypeError(
+            f"for_env takes an env, single or vectorised, got {env!r}; make it first, by "
+            "gymnasium.make or make_vec, or pass its spaces to the model"
+        )
+    return *spaces, None if env.spec is None else env.spec.max_episode_steps
 
 
 def require_learned_cost(model: object) -> None:

@@ -17,6 +17,7 @@ from pbcrl.cost_model import KIND, CostModel, LearnedCost
 from pbcrl.errors import MismatchError, require_in
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
+from pbcrl.trees import TreeCost
 
 
 class CostModelEnsemble(LearnedCost):
@@ -137,7 +138,7 @@ class CostModelEnsemble(LearnedCost):
 
 
 def load_cost_model(path: str | os.PathLike[str]) -> tuple[LearnedCost, dict[str, Any]]:
-    """Read a single model or an ensemble, whichever the file holds, and its `info`.
+    """Read trees, a network or an ensemble, whichever the file holds, and its `info`.
 
     Raises:
         StorageError: If the file is missing, damaged, of another version or of another kind, or
@@ -145,4 +146,6 @@ def load_cost_model(path: str | os.PathLike[str]) -> tuple[LearnedCost, dict[str
     """
     _, meta = load_tensors(path, kind=KIND)
     with described_by(path):
+        if meta["config"].get("kind") == "trees":
+            return TreeCost.load(path)
         return (CostModelEnsemble if "members" in meta["config"] else CostModel).load(path)

@@ -9,11 +9,14 @@ what does not lie in its space. Does not depend on models or wrappers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces.utils import flatdim
+from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from pbcrl.errors import NonFiniteError
@@ -56,6 +59,62 @@ def act_dim_of(space: Space[Any]) -> int:
             f"{space}; put TransformAction inside this wrapper, to split a flat action"
         )
     return _fixed_length(space, name="action", wrapper="TransformAction")
+
+
+def input_names(
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    names: Sequence[str] | None = None,
+) -> tuple[str, ...]:
+    """Return a name for each number that a cost model reads, observation first.
+
+    Those of a `Dict` have its keys, "speed" or "lidar[3]"; the categories of a `Discrete` are
+    "gear=2". Other parts go by their place: "obs[3]", "action[0]".
+
+    Args:
+        observation_space: Of a single env; no image.
+        action_space: Likewise.
+        names: Better ones for the observation, (obs_dim,), as the env has them.
+
+    Returns:
+        (obs_dim + act_dim,).
+
+    Raises:
+        ValueError: If there is not one name per number of the observation, each another one.
+    """
+    found = _names(observation_space, "obs")
+    if names is not None:
+        if len(names) != len(found) or len(set(names)) != len(found):
+            raise ValueError(
+                f"observation_names has one name per number of an observation, all different: "
+                f"{len(found)}, got {len(names)}, {len(set(names))} of them different; mend the "
+                "env's list"
+            )
+        found = list(names)
+    return (*found, *_names(action_space, "action"))
+
+
+def names_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[str, ...]:
+    """Return `input_names` of an env, single or vectorised; its own for the observation if it can.
+
+    An env names the numbers of its observation by an attribute `observation_names`, (obs_dim,). It
+    counts if no wrapper has changed the observation space.
+
+    Raises:
+        ValueError: If it has such a list that does not fit.
+    """
+    if isinstance(env, VectorEnv):
+        spaces = env.single_observation_space, env.single_action_space
+    else:
+        spaces = env.observation_space, env.action_space
+    inner: Any = env.unwrapped
+    if not hasattr(inner, "observation_names") and getattr(inner, "envs", None):
+        inner = inner.envs[0].unwrapped  # of a SyncVectorEnv
+    names = getattr(inner, "observation_names", None)
+    own: Any = getattr(inner, "single_observation_space", getattr(inner, "observation_space", None))
+    if own != spaces[0]:
+        names = None  # a wrapper has changed what is seen
+    return input_names(*spaces, names)
 
 
 def obs_rows(space: Space[Any], obs: Any, *, num_envs: int | None = None) -> ObsArray:
@@ -132,6 +191,32 @@ def executed_actions(
     if (inside == actions).all():
         return actions, rows, False
     return inside, action_rows(space, inside, num_envs=num_envs), True
+
+
+def _names(space: Space[Any], name: str) -> list[str]:
+    """In the order of `_flat`."""
+    if isinstance(space, Dict):
+        keys = [str(key) if name == "obs" else f"{name}.{key}" for key in space.spaces]
+        parts = zip(keys, space.spaces.values(), strict=True)
+        return [found for key, part in parts for found in _names(part, key)]
+    if isinstance(space, Tuple):
+        places = enumerate(space.spaces)
+        return [found for i, part in places for found in _names(part, f"{name}.{i}")]
+    if isinstance(space, Discrete | MultiDiscrete):
+        nvec = np.ravel(space.nvec if isinstance(space, MultiDiscrete) else space.n).tolist()
+        starts = np.broadcast_to(np.ravel(getattr(space, "start", 0)), len(nvec)).tolist()
+        each = [name] if len(nvec) == 1 else [f"{name}[{i}]" for i in range(len(nvec))]
+        return [
+            f"{at}={start + k}"
+            for at, start, n in zip(each, starts, nvec, strict=True)
+            for k in range(n)
+        ]
+    dim = flatdim(space)
+    return (
+        [name]
+        if dim == 1 and name not in ("obs", "action")
+        else [f"{name}[{i}]" for i in range(dim)]
+    )
 
 
 def _batch(num_envs: int | None) -> tuple[int, ...]:

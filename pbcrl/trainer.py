@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,8 +52,215 @@ class Evaluation:
         return self.preference_loss + self.safety_loss
 
 
-class CostModelTrainer:
-    """Adam on the PbCI loss (Eq. 5) of labelled pairs.
+class Trainer(ABC):
+    """What trainers of every kind of cost model share: measuring, and the online round of Alg. 1.
+
+    A training loop needs `pretrain`, `update`, `dead_zone` and the state.
+
+    Args:
+        model: Trained in place.
+        dead_zone: δ of Eq. 8; a number is a fixed one, None is `DeadZone()`.
+        snr_weight: ζ of Eq. 9.
+        max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
+
+    Raises:
+        TypeError: If `model` is no `LearnedCost`.
+        ValueError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        model: LearnedCost,
+        *,
+        dead_zone: DeadZone | float | None,
+        snr_weight: float,
+        max_std: float | None,
+    ) -> None:
+        require_learned_cost(model)
+        require_in("[0, inf)", snr_weight=snr_weight)
+        require_in("(0, inf]", max_std=math.inf if max_std is None else max_std)
+        self.model = model
+        if dead_zone is None:
+            dead_zone = DeadZone()
+        elif not isinstance(dead_zone, DeadZone):
+            dead_zone = DeadZone(dead_zone, lr=0.0, maximum=dead_zone)
+        self.dead_zone = dead_zone
+        self._snr_weight = snr_weight
+        self._max_std = max_std
+        self.steps = 0
+        """Gradient steps, or trees, so far; 0 before any training."""
+        self.num_untuned = 0
+        """Newest pairs of the buffer of `update` that no training has taken as new yet."""
+        self._warned: set[str] = set()
+
+    @abstractmethod
+    def pretrain(
+        self,
+        train: PreferenceBuffer,
+        valid: PreferenceBuffer,
+        *,
+        on_evaluation: Callable[[int, Evaluation], None] | None = None,
+    ) -> list[Evaluation]:
+        """Train until the held-out loss has stopped falling; keep what was best.
+
+        The two buffers must share no trajectory: splitting by pairs would leak.
+
+        Args:
+            train: Pairs to learn from.
+            valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
+            on_evaluation: Called with `steps` so far and each evaluation.
+
+        Returns:
+            All evaluations, the first of them before any training.
+
+        Raises:
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
+            ValueError: If the buffers share a trajectory.
+        """
+
+    @abstractmethod
+    def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
+        """Take one online round: move the dead zone (Eq. 11), then learn from the labels.
+
+        The dead zone moves by the labels of the new pairs and by what the model predicts of them
+        before it has seen them, once it has been trained at all. While all labels in the buffer are
+        on one side of the limit nothing is trained, and these pairs are new in the next round too.
+
+        Args:
+            buffer: All labelled pairs, the newest last.
+            new: Positions of the newly labelled pairs, the last ones of the buffer, int (B,).
+
+        Returns:
+            Empty if no pair is new. Else `violation_gap`, P̂ - P in [-1, 1], and `violation_rate`,
+            P in [0, 1], both NaN if no new member has a safety label; and `finetune_loss`, mean
+            total loss in nats, if the model was trained.
+
+        Raises:
+            ValueError: If `new` are not the last pairs.
+        """
+
+    def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
+        """Score a buffer's labelled pairs without training."""
+        batch = buffer.batch(np.arange(len(buffer)))
+        return evaluation_of(self._excess(batch), batch, dead_zone=self.dead_zone.value)
+
+    def violation_rates(
+        self, buffer: PreferenceBuffer, indices: NDArray[np.integer]
+    ) -> tuple[float, float]:
+        """Return P̂ and P of the dead-zone update (Eq. 11) over the members of some pairs.
+
+        Args:
+            buffer: Labelled pairs.
+            indices: Positions of the pairs to use, int (B,).
+
+        Returns:
+            Share that the model judges unsafe and share that was labelled so, over the members that
+            have a safety label; both NaN if none has.
+        """
+        batch = buffer.batch(indices)
+        labelled = ~batch.safe.isnan()
+        cost = self._excess(batch)[batch.pairs]
+        return _mean((cost > 0)[labelled]), _mean((batch.safe < 0.5)[labelled])
+
+    def _round(
+        self,
+        buffer: PreferenceBuffer,
+        new: NDArray[np.integer],
+        learn: Callable[[], float | None],
+    ) -> dict[str, float]:
+        """`update`, where `learn` returns the loss, or None if it is put off."""
+        start = len(buffer) - len(new)
+        if start < 0 or not np.array_equal(new, np.arange(start, len(buffer))):
+            raise ValueError(
+                f"new pairs are the last ones of the buffer, which has {len(buffer)}, got the "
+                f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
+            )
+        if not len(new):
+            return {}
+        self.num_untuned += len(new)
+        predicted, labelled = self.violation_rates(buffer, new)
+        if self.steps and math.isfinite(labelled):
+            self.dead_zone.update(predicted, labelled)
+        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat) and (loss := learn()) is not None:
+            measured["finetune_loss"] = loss
+            self.num_untuned = 0
+        return measured
+
+    def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
+        first, second = cost[batch.pairs].unbind(dim=1)
+        return pbci_loss(
+            first,
+            second,
+            batch.preference,
+            *batch.safe.unbind(dim=1),
+            dead_zone=self.dead_zone.value,
+            snr_weight=self._snr_weight,
+            max_std=self._max_std,
+        ).total
+
+    def _excess(self, batch: PairBatch) -> Tensor:
+        """C_ψ minus the learned limit of the unique trajectories, float64 (U,)."""
+        # The members' mean: pessimism is a margin on purpose, not an error to be trained away.
+        return torch.from_numpy(self.model.member_scores(batch.trajectories)).mean(dim=0)
+
+    def _check_split(self, train: PreferenceBuffer, valid: PreferenceBuffer) -> None:
+        shared = set(map(id, train.trajectories)) & set(map(id, valid.trajectories))
+        if shared:
+            raise ValueError(
+                "the trajectories that decide when to stop must be new to the model, but "
+                f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
+                "too; split the trajectories, not the pairs, into two buffers"
+            )
+        train.check_trainable()
+        valid.check_labelled()
+        self._warn_of_lengths(train)
+
+    def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
+        members, safe = buffer.labelled_pairs, buffer.labels[:, 1:]
+        judged = np.unique(members[~np.isnan(safe)]).tolist()  # others set no limit
+        if not judged:
+            return
+        lengths, horizon = [len(buffer.trajectories[i]) for i in judged], self.model.horizon
+        shortest, longest = min(lengths), max(lengths)
+        # Longer ones are refused when they are scored.
+        if horizon is not None and shortest == longest < horizon:
+            self._warn_once(
+                RuntimeWarning,
+                "a limit is learned for the steps that the labels are about, but all "
+                f"{len(lengths)} trajectories have {longest} steps, and the model a horizon of "
+                f"{horizon}; if they are segments, use CostModel(..., horizon={longest}), and "
+                "prorate() when it is trained",
+            )
+        if shortest < longest and self.model.learned_limit == 0:  # else no cost is negative
+            self._warn_once(
+                UserWarning,
+                f"episodes differ in length, from {shortest} to {longest} steps, and a step may "
+                "have a negative learned cost: an agent may then pay for unsafe steps by ending "
+                "its episodes later, or avoid the limit by ending them early; if it can, fill "
+                "up ended episodes to the time limit (docs/environments.md)",
+            )
+
+    def _warn_of_runaway(self, cost_std: float) -> None:
+        # Above `max_std` the variance term has no gradient. Separable labels alone may spread the
+        # costs further, but ever more slowly, and that is no fault.
+        if self._max_std is None and self._snr_weight > 0 and cost_std > _RUNAWAY_STD:
+            self._warn_once(
+                RuntimeWarning,
+                "the variance term has no lower bound, and the learned costs are running away: "
+                f"sd(C) = {cost_std:.1f} is above {_RUNAWAY_STD:.0f}, and held-out labels gain "
+                "nothing by it; set max_std, or lower snr_weight",
+            )
+
+    def _warn_once(self, category: type[Warning], message: str) -> None:
+        kind = message.split(",")[0]  # before any number
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, category, stacklevel=4)
+
+
+class CostModelTrainer(Trainer):
+    """Adam on the PbCI loss (Eq. 5) of labelled pairs, for a `CostModel` or several of them.
 
     The members of an ensemble are trained side by side, each on its own bootstrap resample of the
     trajectories: a member has each of them as often as a Poisson variable of mean 1 says, once for
@@ -88,28 +296,14 @@ class CostModelTrainer:
         batch_size: int = 128,
         bf16: bool = False,
     ) -> None:
-        require_learned_cost(model)
+        super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
         require_in("[1, inf)", batch_size=batch_size)
-        require_in("[0, inf)", snr_weight=snr_weight, lr=lr)
-        require_in("(0, inf]", max_std=math.inf if max_std is None else max_std)
-        self.model = model
-        if dead_zone is None:
-            dead_zone = DeadZone()
-        elif not isinstance(dead_zone, DeadZone):
-            dead_zone = DeadZone(dead_zone, lr=0.0, maximum=dead_zone)
-        self.dead_zone = dead_zone
-        self._snr_weight = snr_weight
-        self._max_std = max_std
+        require_in("[0, inf)", lr=lr)
         self._batch_size = batch_size
         self._bf16 = bf16
-        self.steps = 0
-        """Gradient steps taken so far."""
-        self.num_untuned = 0
-        """Newest pairs of the buffer of `update` that no fine-tuning has taken as new yet."""
         self._lr = lr
         self._optimizer = self._new_optimizer()
         self._rng = rng
-        self._warned: set[str] = set()
 
     def gradient_step(self, batch: PairBatch) -> float:
         """Take one Adam step on a batch; return the total loss before it, in nats.
@@ -118,7 +312,7 @@ class CostModelTrainer:
         """
         cost, backward = self._scored(batch.trajectories)
         cost.requires_grad_()  # (M, U)
-        resamples = _bootstrapped(batch, self.model.num_members)
+        resamples = bootstrapped(batch, self.model.num_members)
         losses = [self._loss(*member) for member in zip(cost, resamples, strict=True)]
         loss = torch.stack(losses).sum()  # each member has the gradient of its own
         (cost_grad,) = torch.autograd.grad(loss, cost)
@@ -158,16 +352,7 @@ class CostModelTrainer:
             ValueError: If `patience` is below 1, or the buffers share a trajectory.
         """
         require_in("[1, inf)", patience=patience)
-        shared = set(map(id, train.trajectories)) & set(map(id, valid.trajectories))
-        if shared:
-            raise ValueError(
-                "the trajectories that decide when to stop must be new to the model, but "
-                f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
-                "too; split the trajectories, not the pairs, into two buffers"
-            )
-        train.check_trainable()
-        valid.check_labelled()
-        self._warn_of_lengths(train)
+        self._check_split(train, valid)
         best = self.evaluate(valid)
         history, best_weights, since_best, steps = [best], self._weights(), 0, 0
         if on_evaluation is not None:
@@ -232,27 +417,14 @@ class CostModelTrainer:
         Raises:
             ValueError: If `new` are not the last pairs, or `lr` is out of range.
         """
-        start = len(buffer) - len(new)
-        if start < 0 or not np.array_equal(new, np.arange(start, len(buffer))):
-            raise ValueError(
-                f"new pairs are the last ones of the buffer, which has {len(buffer)}, got the "
-                f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
-            )
-        if not len(new):
-            return {}
-        if not self.steps:
+
+        def learn() -> float:
+            num_new = self.num_untuned
+            return self.finetune(buffer, num_new=num_new, epochs=epochs, lr=lr, balanced=balanced)
+
+        if not self.steps and len(new):
             self.model.fit_input_scale(buffer.trajectories)
-        self.num_untuned += len(new)
-        predicted, labelled = self.violation_rates(buffer, new)
-        if self.steps and math.isfinite(labelled):
-            self.dead_zone.update(predicted, labelled)
-        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat):
-            measured["finetune_loss"] = self.finetune(
-                buffer, num_new=self.num_untuned, epochs=epochs, lr=lr, balanced=balanced
-            )
-            self.num_untuned = 0
-        return measured
+        return self._round(buffer, new, learn)
 
     def finetune(
         self,
@@ -332,61 +504,6 @@ class CostModelTrainer:
         self.steps, self.num_untuned = state["steps"], state["num_untuned"]
         self.dead_zone.value = state["dead_zone"]
 
-    def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
-        """Score a buffer's labelled pairs without training."""
-        batch = buffer.batch(np.arange(len(buffer)))
-        cost = self._excess(batch)[batch.pairs]  # (B, 2)
-        first, second = cost.unbind(dim=1)
-        terms = pbci_loss(
-            first,
-            second,
-            batch.preference,
-            *batch.safe.unbind(dim=1),
-            dead_zone=self.dead_zone.value,
-            snr_weight=0.0,
-        )
-        strict = ~batch.preference.isnan() & (batch.preference != 0.5)
-        agreement = (torch.sign(second - first) * torch.sign(batch.preference - 0.5) + 1) / 2
-        labelled = ~batch.safe.isnan()
-        judged = (cost <= 0) == (batch.safe > 0.5)
-        return Evaluation(
-            preference_loss=float(terms.preference),
-            safety_loss=float(terms.safety),
-            pair_accuracy=_mean(agreement[strict]),
-            safety_accuracy=_mean(judged[labelled]),
-            cost_std=float(cost.std(unbiased=False)) if len(cost) else math.nan,
-        )
-
-    def violation_rates(
-        self, buffer: PreferenceBuffer, indices: NDArray[np.integer]
-    ) -> tuple[float, float]:
-        """Return P̂ and P of the dead-zone update (Eq. 11) over the members of some pairs.
-
-        Args:
-            buffer: Labelled pairs.
-            indices: Positions of the pairs to use, int (B,).
-
-        Returns:
-            Share that the model judges unsafe and share that was labelled so, over the members that
-            have a safety label; both NaN if none has.
-        """
-        batch = buffer.batch(indices)
-        labelled = ~batch.safe.isnan()
-        cost = self._excess(batch)[batch.pairs]
-        return _mean((cost > 0)[labelled]), _mean((batch.safe < 0.5)[labelled])
-
-    def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
-        first, second = cost[batch.pairs].unbind(dim=1)
-        return pbci_loss(
-            first,
-            second,
-            batch.preference,
-            *batch.safe.unbind(dim=1),
-            dead_zone=self.dead_zone.value,
-            snr_weight=self._snr_weight,
-            max_std=self._max_std,
-        ).total
-
     def _scored(
         self, trajectories: Sequence[Trajectory]
     ) -> tuple[Tensor, Callable[[Tensor], None]]:
@@ -409,11 +526,6 @@ class CostModelTrainer:
         with torch.autocast(device, dtype=torch.bfloat16, enabled=self._bf16):
             return self.model.member_excess(*padded(trajectories))
 
-    def _excess(self, batch: PairBatch) -> Tensor:
-        """C_ψ minus the learned limit of the unique trajectories, float64 (U,)."""
-        # The members' mean: pessimism is a margin on purpose, not an error to be trained away.
-        return torch.from_numpy(self.model.member_scores(batch.trajectories)).mean(dim=0)
-
     def _new_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.Adam(self.model.parameters(), lr=self._lr)
 
@@ -424,50 +536,33 @@ class CostModelTrainer:
     def _weights(self) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
-    def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
-        members, safe = buffer.labelled_pairs, buffer.labels[:, 1:]
-        judged = np.unique(members[~np.isnan(safe)]).tolist()  # others set no limit
-        if not judged:
-            return
-        lengths, horizon = [len(buffer.trajectories[i]) for i in judged], self.model.horizon
-        shortest, longest = min(lengths), max(lengths)
-        # Longer ones are refused when they are scored.
-        if horizon is not None and shortest == longest < horizon:
-            self._warn_once(
-                RuntimeWarning,
-                "a limit is learned for the steps that the labels are about, but all "
-                f"{len(lengths)} trajectories have {longest} steps, and the model a horizon of "
-                f"{horizon}; if they are segments, use CostModel(..., horizon={longest}), and "
-                "prorate() when it is trained",
-            )
-        if shortest < longest and self.model.learned_limit == 0:  # else no cost is negative
-            self._warn_once(
-                UserWarning,
-                f"episodes differ in length, from {shortest} to {longest} steps, and a step may "
-                "have a negative learned cost: an agent may then pay for unsafe steps by ending "
-                "its episodes later, or avoid the limit by ending them early; if it can, fill "
-                "up ended episodes to the time limit (docs/environments.md)",
-            )
 
-    def _warn_of_runaway(self, cost_std: float) -> None:
-        # Above `max_std` the variance term has no gradient. Separable labels alone may spread the
-        # costs further, but ever more slowly, and that is no fault.
-        if self._max_std is None and self._snr_weight > 0 and cost_std > _RUNAWAY_STD:
-            self._warn_once(
-                RuntimeWarning,
-                "the variance term has no lower bound, and the learned costs are running away: "
-                f"sd(C) = {cost_std:.1f} is above {_RUNAWAY_STD:.0f}, and held-out labels gain "
-                "nothing by it; set max_std, or lower snr_weight",
-            )
-
-    def _warn_once(self, category: type[Warning], message: str) -> None:
-        kind = message.split(",")[0]  # before any number
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(message, category, stacklevel=4)
+def evaluation_of(cost: Tensor, batch: PairBatch, *, dead_zone: float) -> Evaluation:
+    """Hold costs above the limit, float64 (U,), of a batch's trajectories against its labels."""
+    cost = cost[batch.pairs]  # (B, 2)
+    first, second = cost.unbind(dim=1)
+    terms = pbci_loss(
+        first,
+        second,
+        batch.preference,
+        *batch.safe.unbind(dim=1),
+        dead_zone=dead_zone,
+        snr_weight=0.0,
+    )
+    strict = ~batch.preference.isnan() & (batch.preference != 0.5)
+    agreement = (torch.sign(second - first) * torch.sign(batch.preference - 0.5) + 1) / 2
+    labelled = ~batch.safe.isnan()
+    judged = (cost <= 0) == (batch.safe > 0.5)
+    return Evaluation(
+        preference_loss=float(terms.preference),
+        safety_loss=float(terms.safety),
+        pair_accuracy=_mean(agreement[strict]),
+        safety_accuracy=_mean(judged[labelled]),
+        cost_std=float(cost.std(unbiased=False)) if len(cost) else math.nan,
+    )
 
 
-def _bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
+def bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
     """A resample of the pairs for each member; the batch itself if there is only one.
 
     What is resampled are the trajectories, which are far fewer than the pairs: of resampled pairs

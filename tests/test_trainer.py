@@ -18,7 +18,7 @@ from pbcrl.ensemble import CostModelEnsemble
 from pbcrl.errors import LabelError
 from pbcrl.losses import pbci_loss
 from pbcrl.oracle import SyntheticOracle, Teacher
-from pbcrl.trainer import CostModelTrainer, _bootstrapped
+from pbcrl.trainer import CostModelTrainer, bootstrapped
 from pbcrl.trajectory import Label, Trajectory, cut_segments, pad
 
 from .every_space import boxes
@@ -192,7 +192,7 @@ def autograd_over_padded_pairs(model, batch, **options):
     """What one would write first: every member of every pair in one padded batch, one backward."""
     losses = []
     members = model.members if isinstance(model, CostModelEnsemble) else [model]
-    for member, part in zip(members, _bootstrapped(batch, len(members)), strict=True):
+    for member, part in zip(members, bootstrapped(batch, len(members)), strict=True):
         rows = [batch.trajectories[i] for i in part.pairs.T.flatten().tolist()]
         cost = member.trajectory_cost(*pad(rows))
         first, second = cost.chunk(2)
@@ -619,17 +619,17 @@ def members_of(part):
 def test_a_pair_counts_for_a_member_as_often_as_its_trajectories_say():
     """However the pair is drawn: alone, among others, or from a buffer that has grown since."""
     buffer = linear_buffer(40, seed=1)
-    whole = _bootstrapped(buffer.batch(np.arange(120)), 5)
+    whole = bootstrapped(buffer.batch(np.arange(120)), 5)
     assert [len(part) for part in whole] != [120] * 5
     for position in (0, 7, 119):
         pair = tuple(buffer.labelled_pairs[position].tolist())
-        alone = _bootstrapped(buffer.batch(np.array([position])), 5)
+        alone = bootstrapped(buffer.batch(np.array([position])), 5)
         for part, one in zip(whole, alone, strict=True):
             assert len(one) == members_of(part).count(pair)
     start = len(buffer.trajectories)
     buffer.add_trajectories(linear_buffer(40, seed=2).trajectories)
     buffer.add_labels(np.array([[start, start + 1]]), [Label(1, 1, 0)])
-    for part, other in zip(whole, _bootstrapped(buffer.batch(np.arange(121)), 5), strict=True):
+    for part, other in zip(whole, bootstrapped(buffer.batch(np.arange(121)), 5), strict=True):
         assert [pair for pair in members_of(other) if max(pair) < start] == members_of(part)
 
 
@@ -640,7 +640,7 @@ def test_what_is_resampled_are_the_trajectories():
     resampled pairs, ten to a trajectory, hardly any trajectory would be missing.
     """
     buffer = linear_buffer(300, seed=1, pairs_each=10, steps=1)
-    parts = _bootstrapped(buffer.batch(np.arange(3000)), 20)
+    parts = bootstrapped(buffer.batch(np.arange(3000)), 20)
     present = [{i for pair in members_of(part) for i in pair} for part in parts]
     assert np.mean([len(one) for one in present]) / 300 == pytest.approx(1 - 1 / math.e, abs=0.02)
     assert np.mean([len(set(members_of(part))) for part in parts]) / 3000 == pytest.approx(
@@ -655,7 +655,7 @@ def test_what_is_resampled_are_the_trajectories():
 
 def test_a_single_model_sees_every_pair_once():
     batch = linear_buffer(10, seed=1).batch(np.arange(30))
-    assert _bootstrapped(batch, 1) == [batch]
+    assert bootstrapped(batch, 1) == [batch]
 
 
 def test_the_members_of_an_ensemble_learn_as_each_would_alone_on_its_resample():
@@ -664,7 +664,7 @@ def test_the_members_of_an_ensemble_learn_as_each_would_alone_on_its_resample():
     for member in together.model.members:
         torch.nn.init.normal_(member.net[-1].weight)
     batch = buffer.batch(np.arange(90))
-    parts, losses = _bootstrapped(batch, 3), []
+    parts, losses = bootstrapped(batch, 3), []
     for member, part in zip(together.model.members, parts, strict=True):
         cost = torch.stack([member.trajectory_cost(*pad([t])[:2])[0] for t in batch.trajectories])
         first, second = cost[part.pairs].T
@@ -703,7 +703,7 @@ def test_pessimism_changes_what_a_policy_pays_and_not_what_is_measured_in_traini
 def test_an_ensemble_whose_members_miss_a_whole_batch_goes_on():
     """A batch of one pair is in about 63 % of the resamples."""
     buffer, trainer = linear_buffer(10, seed=1), fresh_ensemble_trainer(8)
-    sizes = [len(part) for part in _bootstrapped(buffer.batch(np.array([0])), 8)]
+    sizes = [len(part) for part in bootstrapped(buffer.batch(np.array([0])), 8)]
     assert 0 in sizes
     assert max(sizes) > 0
     assert math.isfinite(trainer.gradient_step(buffer.batch(np.array([0]))))

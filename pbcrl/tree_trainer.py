@@ -1,0 +1,625 @@
+"""Growing the trees of a `TreeCost` by LightGBM, under the paper's losses (Eq. 5).
+
+Boosting in the space of trajectory costs: each tree is grown along the gradient of the loss by the
+outputs of single steps, where a step has that of its trajectory; how far it is gone is found by a
+line search on the loss itself. LightGBM chooses the splits, and knows nothing of preferences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pbcrl.buffer import PreferenceBuffer
+from pbcrl.dead_zone import DeadZone
+from pbcrl.errors import LabelError, require_in
+from pbcrl.losses import safety_loss
+from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
+from pbcrl.trajectory import PairBatch, Trajectory
+from pbcrl.trees import NUM_LEAVES, TreeCost, Trees, floor32, require_trees
+
+Outputs = NDArray[np.float64]
+
+_NODES = NUM_LEAVES - 1
+_LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
+
+
+class Clip(NamedTuple):
+    """A few steps, called safe or unsafe by a standard of their own, such as "any unsafe step"."""
+
+    trajectory: Trajectory
+    """The steps, for example of `cut_segments`."""
+    safe: float
+    """1 safe, 0 unsafe, between them a probability of safe; NaN is not given."""
+
+
+class Marks(NamedTuple):
+    """An episode in which single steps are marked."""
+
+    trajectory: Trajectory
+    """T steps."""
+    unsafe: NDArray[Any]
+    """1 unsafe, 0 not, NaN unknown, (T,)."""
+
+
+class TreeTrainer(Trainer):
+    r"""Boosting of the PbCI loss of labelled pairs, for a `TreeCost`.
+
+    With outputs f_t of the trees so far, C(τ) = s · Σ_t γ^t f_t. A tree is grown on the gradient of
+    the loss by each f_t and on a bound of its curvature,
+
+    .. math:: g_t = s γ^t dL/dC, \quad h_t = s² γ^t (Σ_u γ^u) κ(C)
+
+    where κ sums the tightest quadratic bounds of the logistic losses, twice for pairs, in which two
+    costs move (Cauchy-Schwarz). Then its leaves are scaled by the exact minimum of L along them,
+    times `learning_rate`.
+
+    Members of several are grown on bootstrap resamples of the trajectories, as those of an
+    ensemble of networks.
+
+    Args:
+        model: Its trees are replaced.
+        rng: Seeds the choice of inputs of each tree, and that of steps.
+        dead_zone: δ of Eq. 8; fixed in pretraining, moved by `update` online. A number is a fixed
+            one; None is `DeadZone(0)`: nothing is underestimated by design.
+        snr_weight: ζ of Eq. 9.
+        max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
+        rounds: Most trees.
+        learning_rate: Share of the best step that each tree goes.
+        max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
+            taken, from a random one on, and counts k times.
+        threads: Of LightGBM.
+
+    Raises:
+        ImportError: If LightGBM is missing or too old.
+        TypeError: If `model` is no `TreeCost`.
+        ValueError: If a number is out of range.
+    """
+
+    model: TreeCost
+
+    def __init__(
+        self,
+        model: TreeCost,
+        *,
+        rng: np.random.Generator,
+        dead_zone: DeadZone | float | None = None,
+        snr_weight: float = 1e-3,
+        max_std: float | None = 5.0,
+        rounds: int = 150,
+        learning_rate: float = 0.1,
+        max_rows: int = 500_000,
+        threads: int = 1,
+    ) -> None:
+        require_trees(model)
+        dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
+        super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
+        require_in("[1, inf)", rounds=rounds, max_rows=max_rows, threads=threads)
+        require_in("(0, 1]", learning_rate=learning_rate)
+        self._lightgbm = _imported()
+        self._rng = rng
+        self._rounds = rounds
+        self._learning_rate = learning_rate
+        self._max_rows = max_rows
+        self._threads = threads
+        self._num_fitted = 0  # pairs, in the newest fit
+
+    def pretrain(
+        self,
+        train: PreferenceBuffer,
+        valid: PreferenceBuffer,
+        *,
+        patience: int = 40,
+        clips: Sequence[Clip] = (),
+        marks: Sequence[Marks] = (),
+        on_evaluation: Callable[[int, Evaluation], None] | None = None,
+    ) -> list[Evaluation]:
+        """Grow trees until the held-out loss has stopped falling; keep as many as were best.
+
+        Later fits of `update` have that many. See `Trainer.pretrain`.
+
+        Args:
+            train: Pairs to learn from.
+            valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
+            patience: Trees without a new best before growing stops.
+            clips: More to learn from.
+            marks: More to learn from.
+            on_evaluation: Called with the number of trees and an evaluation, every ten.
+
+        Raises:
+            LabelError: If either buffer has no labels, `train` has safe or unsafe ones only, or no
+                input ever changes.
+            ValueError: If the buffers share a trajectory.
+        """
+        require_in("[1, inf)", patience=patience)
+        self._check_split(train, valid)
+        return self._grow(train, valid, patience, clips, marks, on_evaluation)
+
+    def fit(
+        self,
+        buffer: PreferenceBuffer,
+        *,
+        clips: Sequence[Clip] = (),
+        marks: Sequence[Marks] = (),
+    ) -> float:
+        """Grow all trees anew on all labels; return the total loss that is left, in nats.
+
+        Args:
+            buffer: Labelled pairs; a pair may have no preference, or one member no safety label.
+            clips: More to learn from.
+            marks: More to learn from.
+
+        Raises:
+            LabelError: If the buffer has no labels, or safe or unsafe ones only, or no input ever
+                changes.
+        """
+        buffer.check_trainable()
+        self._warn_of_lengths(buffer)
+        self._grow(buffer, None, self._rounds, clips, marks, None)
+        self._num_fitted = len(buffer)
+        batch = buffer.batch(np.arange(len(buffer)))
+        cost = self._excess(batch)
+        self._warn_of_runaway(float(cost[batch.pairs].std(unbiased=False)))
+        return float(self._loss(cost, batch))
+
+    def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
+        """Take one online round: move the dead zone (Eq. 11), then fit anew; see `Trainer.update`.
+
+        Fits wait until the labels are a tenth more than at the last one, so that all fits together
+        take about ten times as long as the last, however small rounds are.
+        """
+
+        def learn() -> float | None:
+            return None if len(buffer) < 1.1 * self._num_fitted else self.fit(buffer)
+
+        return self._round(buffer, new, learn)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What training has changed besides the model: the counts, δ.
+
+        The generator is the caller's, and so is the model; save their states beside this one.
+        """
+        return {
+            "steps": self.steps,
+            "num_untuned": self.num_untuned,
+            "dead_zone": self.dead_zone.value,
+            "rounds": self._rounds,
+            "num_fitted": self._num_fitted,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where `state_dict` was taken, with the model as it was then."""
+        self.steps, self.num_untuned = state["steps"], state["num_untuned"]
+        self.dead_zone.value = state["dead_zone"]
+        self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
+
+    def _grow(
+        self,
+        buffer: PreferenceBuffer,
+        valid: PreferenceBuffer | None,
+        patience: int,
+        clips: Sequence[Clip],
+        marks: Sequence[Marks],
+        on_evaluation: Callable[[int, Evaluation], None] | None,
+    ) -> list[Evaluation]:
+        batch = buffer.batch(np.arange(len(buffer)))
+        rows = Rows(
+            self.model,
+            [*batch.trajectories, *(clip.trajectory for clip in clips)],
+            marks,
+            max_rows=self._max_rows,
+            rng=self._rng,
+        )
+        dataset, options = self._dataset(rows)
+        held_out = None
+        if valid is not None:
+            its_batch = valid.batch(np.arange(len(valid)))
+            # A tenth as many, as there are labels.
+            few = max(self._max_rows // 5, 1)
+            held_out = (
+                its_batch,
+                Rows(self.model, its_batch.trajectories, (), max_rows=few, rng=self._rng),
+            )
+        members, histories = [], []
+        for part in bootstrapped(batch, self.model.num_members):
+            options["seed"] = int(self._rng.integers(2**31))
+            loss = _Loss(self, rows, part, clips, marks)
+            booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
+            members.append(booster)
+            histories.append(self._boost(booster, held_out, patience, on_evaluation))
+        self.model.set_trees(_stacked([member.trees for member in members]))
+        self.steps += self.model.num_trees
+        if held_out is not None:
+            self._rounds = max(1, self.model.num_trees)
+            self._num_fitted = len(buffer)
+        return histories[0]
+
+    def _boost(
+        self,
+        booster: _Boosting,
+        held_out: tuple[PairBatch, Rows] | None,
+        patience: int,
+        on_evaluation: Callable[[int, Evaluation], None] | None,
+    ) -> list[Evaluation]:
+        """Grow one member; with held-out labels, cut it back to where they were best."""
+        history: list[Evaluation] = []
+        if held_out is None:
+            for _ in range(self._rounds):
+                if not booster.grow(self._learning_rate):
+                    break
+            return history
+        batch, rows = held_out
+        outputs, best, best_size = np.zeros(len(rows.columns)), math.inf, 0
+        for size in range(self._rounds + 1):
+            if size and not booster.grow(self._learning_rate):
+                break
+            if size:
+                outputs += booster.newest.outputs(rows.columns)
+            cost = torch.from_numpy(rows.costs(outputs))
+            found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
+            if found.selection_loss < best:
+                best, best_size = found.selection_loss, size
+            if size % 10 == 0:
+                history.append(found)
+                if on_evaluation is not None:
+                    on_evaluation(size, found)
+            if size - best_size >= patience:
+                break
+        booster.cut(best_size)
+        return history
+
+    def _dataset(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
+        size, width = rows.columns.shape
+        options: dict[str, Any] = {
+            "objective": "none",
+            "num_leaves": NUM_LEAVES,
+            "learning_rate": 1.0,
+            # Each tree sees some inputs alone: else all follow the few that tell unsafe episodes.
+            "feature_fraction": max(0.25, min(1.0, 2 / width)),
+            "min_data_in_leaf": max(1, min(200, size // 200)),
+            "min_sum_hessian_in_leaf": 0.0,
+            "lambda_l2": 0.1,
+            "feature_pre_filter": False,
+            "use_missing": False,
+            "boost_from_average": False,
+            "deterministic": True,
+            "force_col_wise": True,
+            "num_threads": self._threads,
+            "verbose": -1,
+        }
+        if (rows.columns == rows.columns[0]).all():
+            raise LabelError(
+                f"a cost depends on something that changes, but all {width} inputs are the same in "
+                f"all {size} steps; check what the env returns as observations"
+            )
+        dataset = self._lightgbm.Dataset(rows.columns, params=options, free_raw_data=False)
+        return dataset.construct(), options
+
+
+class Rows:
+    """The steps of trajectories one below the other, and how their outputs make up costs.
+
+    Args:
+        model: Whose inputs they are.
+        trajectories: U of them, whose costs count.
+        marks: Further ones, of which single steps count; their rows come last.
+        max_rows: How many steps of trajectories to take at most.
+        rng: Which, if there are more.
+    """
+
+    def __init__(
+        self,
+        model: TreeCost,
+        trajectories: Sequence[Trajectory],
+        marks: Sequence[Marks],
+        *,
+        max_rows: int,
+        rng: np.random.Generator,
+    ) -> None:
+        total = sum(map(len, trajectories))
+        every = -(-total // max_rows)
+        chosen, weights = [], []
+        for trajectory in trajectories:
+            steps = len(trajectory)
+            rows = np.arange(rng.integers(min(every, steps)) if every > 1 else 0, steps, every)
+            chosen.append(rows)
+            weights.append(steps / len(rows) * model.discount**rows)
+        self.starts = np.cumsum([0, *map(len, chosen)])
+        """Of each trajectory, and the end of the last, int (U + 1,)."""
+        self.weight = model.output_scale * np.concatenate(weights)
+        """dC/df of each of these rows, float64 (N,)."""
+        arrays = [(t, rows) for t, rows in zip(trajectories, chosen, strict=True)]
+        arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in marks]
+        ends = np.cumsum([0, *(len(rows) for _, rows in arrays)])
+        by_input = np.empty((len(model.read_names), ends[-1]), np.float32)
+        for (trajectory, rows), start, end in zip(arrays, ends[:-1], ends[1:], strict=True):
+            by_input[:, start:end] = _columns(model, trajectory, rows).T
+        self.columns = by_input.T  # in this order a tree reads few of them, each in one go
+        """What trees compare, float32 (N + those of marks, num_inputs)."""
+
+    @property
+    def num_steps(self) -> int:
+        """N, without those of marks."""
+        return int(self.starts[-1])
+
+    def costs(self, outputs: Outputs) -> Outputs:
+        """C of each trajectory, (U,), by the outputs of all rows."""
+        return np.add.reduceat(self.weight * outputs[: self.num_steps], self.starts[:-1])
+
+    def spread(self, values: Outputs) -> Outputs:
+        """Repeat a number per trajectory for each of its rows, (N,)."""
+        return np.repeat(values, np.diff(self.starts))
+
+
+class _Loss:
+    """The loss by the outputs of all rows: pairs, clips, marks; each a mean, all of weight 1."""
+
+    def __init__(
+        self,
+        trainer: TreeTrainer,
+        rows: Rows,
+        batch: PairBatch,
+        clips: Sequence[Clip],
+        marks: Sequence[Marks],
+    ) -> None:
+        self._trainer, self._rows, self._batch = trainer, rows, batch
+        self._num_pair_costs = len(batch.trajectories)
+        self._clip_safe = torch.tensor([clip.safe for clip in clips], dtype=torch.float64)
+        unsafe = [np.asarray(mark.unsafe, np.float64) for mark in marks]
+        self._unmarked = 1 - torch.from_numpy(np.concatenate([np.empty(0), *unsafe]))
+        # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
+        self.scale = float(max(1, len(batch) + len(clips) + len(marks)))
+        # Σ_u of the weights of each trajectory: how much its cost moves if all its rows do.
+        self._total = np.add.reduceat(rows.weight, rows.starts[:-1])
+        self._shifts = [0.0, 0.0]  # where clips and where steps turn unsafe
+
+    def value(self, costs: Tensor, steps: Tensor) -> Tensor:
+        """Of all costs (U,) and of the outputs of marked steps, 0-d."""
+        loss = self._trainer._loss(costs[: self._num_pair_costs], self._batch)
+        for values, safe, shift in (
+            (costs[self._num_pair_costs :], self._clip_safe, self._shifts[0]),
+            (steps, self._unmarked, self._shifts[1]),
+        ):
+            if len(values):
+                loss = loss + safety_loss(values - shift, safe)
+        return loss
+
+    def gradient(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
+        """The gradient by the output of each row and the bound of its curvature, times `scale`."""
+        costs = torch.from_numpy(self._rows.costs(outputs))
+        steps = torch.from_numpy(outputs[self._rows.num_steps :].copy())
+        self._centre(costs, steps)
+        loss_grad = self._grads(costs, steps)
+        cost_grad, step_grad = (grad.numpy() for grad in loss_grad)
+        bound = curvature_bound(
+            costs[: self._num_pair_costs].numpy(),
+            self._batch,
+            dead_zone=self._trainer.dead_zone.value,
+        )
+        clip_bound = _mean_curvature(
+            costs[self._num_pair_costs :].numpy() - self._shifts[0], self._clip_safe.numpy()
+        )
+        step_bound = _mean_curvature(steps.numpy() - self._shifts[1], self._unmarked.numpy())
+        weight, spread = self._rows.weight, self._rows.spread
+        grad = weight * spread(cost_grad)
+        hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
+        return (
+            self.scale * np.concatenate([grad, step_grad]),
+            self.scale * np.concatenate([hess, step_bound]),
+        )
+
+    def best_step(self, outputs: Outputs, direction: Outputs) -> float:
+        """The step along a direction, >= 0, at which the loss is lowest."""
+        costs, move = (torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction))
+        start = self._rows.num_steps
+        steps, step_move = (torch.from_numpy(x[start:].copy()) for x in (outputs, direction))
+
+        def slope(size: float) -> float:
+            grads = self._grads(costs + size * move, steps + size * step_move)
+            return float(grads[0] @ move + grads[1] @ step_move)
+
+        longest = max(map(float, [x.abs().max() for x in (move, step_move) if len(x)]))
+        low, slope_at_0 = 0.0, slope(0.0)
+        at_low = slope_at_0
+        if longest == 0 or at_low >= 0:
+            return 0.0
+        high = _LONGEST_STEP / longest
+        at_high = slope(high)
+        if at_high <= 0:
+            return high
+        for _ in range(8):  # regula falsi (Illinois): the slope only rises
+            size = (low * at_high - high * at_low) / (at_high - at_low)
+            found = slope(size)
+            if abs(found) < 0.02 * abs(slope_at_0):
+                return size
+            if found > 0:
+                high, at_high, at_low = size, found, at_low / 2
+            else:
+                low, at_low, at_high = size, found, at_high / 2
+        return (low + high) / 2
+
+    def _grads(self, costs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        costs, steps = costs.detach().requires_grad_(), steps.detach().requires_grad_()
+        found = torch.autograd.grad(
+            self.value(costs, steps), [costs, steps], allow_unused=True, materialize_grads=True
+        )
+        return found[0], found[1]
+
+    def _centre(self, costs: Tensor, steps: Tensor) -> None:
+        """Clips and steps are judged by a standard of their own: find it by Newton's method."""
+        for k, values, safe in (
+            (0, costs[self._num_pair_costs :], self._clip_safe),
+            (1, steps, self._unmarked),
+        ):
+            given = ~safe.isnan()
+            if not given.any():
+                continue
+            unsafe, x = 1 - safe[given], values[given]
+            for _ in range(20):
+                p = torch.sigmoid(x - self._shifts[k])
+                move = float((p - unsafe).sum() / ((p * (1 - p)).sum() + 0.01))
+                self._shifts[k] += min(max(move, -1.0), 1.0)
+
+
+def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Outputs:
+    """Bound the curvature of the preference and safety losses by each trajectory's cost alone.
+
+    L(C + Δ) <= L(C) + g · Δ + ½ Σ_i κ_i Δ_i² for all Δ. The logistic loss lies below the parabola
+    of curvature tanh(x / 2) / (2 x) that touches it at x (Jaakkola and Jordan); the difference of
+    two costs moves by at most (Δ_i - Δ_j)² <= 2 Δ_i² + 2 Δ_j². The variance term is concave below
+    `max_std`, so its tangent bounds it.
+
+    Args:
+        cost: C of each trajectory, (U,).
+        batch: Labelled pairs of them.
+        dead_zone: δ.
+
+    Returns:
+        κ, (U,).
+    """
+    first, second = batch.pairs.numpy().T
+    given = ~batch.preference.isnan().numpy()
+    pair = 2 * curvature(cost[second] - cost[first]) * given / max(1, given.sum())
+    bound = np.bincount(np.r_[first, second], np.r_[pair, pair], len(cost)).astype(np.float64)
+    members, safe = batch.pairs.numpy().ravel(), batch.safe.numpy().astype(np.float64).ravel()
+    each = _mean_curvature(cost[members], safe, dead_zone)
+    summed: Outputs = bound + np.bincount(members, each, len(cost))
+    return summed
+
+
+def curvature(x: Outputs) -> Outputs:
+    """tanh(x / 2) / (2 x), 1/4 at 0."""
+    size = np.maximum(np.abs(x), 1e-6)
+    bound: Outputs = np.tanh(size / 2) / (2 * size)
+    return bound
+
+
+def _mean_curvature(cost: Outputs, safe: Outputs, dead_zone: float = 0.0) -> Outputs:
+    """Of the mean cross-entropy of safety labels, NaN not given, by each cost."""
+    given = ~np.isnan(safe)
+    label = np.where(given, safe, 0.0)
+    each = label * curvature(cost) + (1 - label) * curvature(cost - dead_zone)
+    mean: Outputs = each * given / max(1, given.sum())
+    return mean
+
+
+class _Tree(NamedTuple):
+    """One tree, as in `Trees`."""
+
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    left: NDArray[np.int8]
+    right: NDArray[np.int8]
+    value: NDArray[np.float64]
+
+    @classmethod
+    def read(cls, model: Mapping[str, Any]) -> _Tree:
+        """From LightGBM's own description of a model with one tree."""
+        (about,) = model["tree_info"]
+        feature, threshold = np.zeros(_NODES, np.int32), np.full(_NODES, np.inf)
+        left, right = np.full((2, _NODES), -128, np.int8)
+        value = np.zeros(NUM_LEAVES)
+
+        def place(node: Mapping[str, Any]) -> int:
+            if "leaf_value" in node:
+                index = node.get("leaf_index", 0)
+                value[index] = node["leaf_value"]
+                return int(-1 - index)
+            index = node["split_index"]
+            feature[index], threshold[index] = node["split_feature"], node["threshold"]
+            left[index], right[index] = place(node["left_child"]), place(node["right_child"])
+            return int(index)
+
+        place(about["tree_structure"])
+        return cls(feature, floor32(threshold), left, right, value)
+
+    def outputs(self, columns: NDArray[np.float32]) -> Outputs:
+        """Its output for each row of (N, num_inputs), float64 (N,)."""
+        reachable = np.full(len(columns), 255, np.uint8)  # leaves, as bits
+        for node, (if_left, if_right) in enumerate(self._leaves_kept()):
+            above = columns[:, self.feature[node]] > self.threshold[node]
+            reachable &= if_left ^ (above * (if_left ^ if_right))
+        lowest = [(bits & -bits).bit_length() - 1 for bits in range(256)]
+        outputs: Outputs = self.value[lowest][reachable]
+        return outputs
+
+    def _leaves_kept(self) -> list[tuple[np.uint8, np.uint8]]:
+        """The leaves that each node leaves, if its input is at most, and above, its threshold."""
+        below = [[0, 0] for _ in range(_NODES)]
+        for node in reversed(range(_NODES)):  # children come after their parent
+            for side, child in enumerate((int(self.left[node]), int(self.right[node]))):
+                if child != -128:
+                    below[node][side] = sum(below[child]) if child >= 0 else 1 << (-1 - child)
+        return [(np.uint8(255 - right), np.uint8(255 - left)) for left, right in below]
+
+
+class _Boosting:
+    """One member while it grows."""
+
+    def __init__(self, booster: Any, rows: Rows, loss: _Loss) -> None:
+        self._booster, self._rows, self._loss = booster, rows, loss
+        self._outputs = np.zeros(len(rows.columns))
+        self.trees: list[_Tree] = []
+
+    @property
+    def newest(self) -> _Tree:
+        """The last tree, scaled."""
+        return self.trees[-1]
+
+    def grow(self, learning_rate: float) -> bool:
+        """Add a tree; return whether there was one that lowers the loss."""
+        gradient = self._loss.gradient(self._outputs)
+        is_done = self._booster.update(fobj=lambda *_: gradient)
+        if is_done:
+            return False
+        tree = _Tree.read(self._booster.dump_model(1, start_iteration=len(self.trees)))
+        direction = tree.outputs(self._rows.columns)
+        step = learning_rate * self._loss.best_step(self._outputs, direction)
+        self._outputs += step * direction
+        self.trees.append(tree._replace(value=step * tree.value))
+        return True
+
+    def cut(self, size: int) -> None:
+        """Keep the first trees alone."""
+        del self.trees[size:]
+
+
+def _stacked(members: Sequence[Sequence[_Tree]]) -> Trees:
+    """Trees of all members; those of smaller ones are followed by trees that add nothing."""
+    size = max(map(len, members))
+    nothing = _Tree.read({"tree_info": [{"tree_structure": {"leaf_value": 0.0}}]})
+    rows = [tree for member in members for tree in [*member, *[nothing] * (size - len(member))]]
+    arrays = [np.stack(part) for part in zip(*rows, strict=True)] if rows else []
+    if not arrays:
+        return Trees.none(len(members))
+    tensors = [torch.from_numpy(x.reshape(len(members), size, -1)) for x in arrays]
+    feature, threshold, left, right, value = tensors
+    return Trees(feature, threshold, left, right, value.to(torch.float32))
+
+
+def _columns(model: TreeCost, trajectory: Trajectory, rows: NDArray[np.int64]) -> Any:
+    model._check_sizes(trajectory.obs.shape[1:], trajectory.actions.shape[1])
+    obs = torch.from_numpy(np.ascontiguousarray(trajectory.obs[rows]))
+    actions = torch.from_numpy(np.ascontiguousarray(trajectory.actions[rows]))
+    return model.columns(obs, actions).numpy()
+
+
+def _imported() -> Any:
+    """LightGBM, of a version that is known to do."""
+    remedy = "pip install 'pbcrl[trees]'; scoring a model that is trained needs none"
+    if find_spec("lightgbm") is None:
+        raise ImportError(f"trees are grown by LightGBM, which is not installed; {remedy}")
+    import lightgbm
+
+    if tuple(map(int, lightgbm.__version__.split(".")[:2])) < (4, 5):
+        raise ImportError(
+            f"trees are grown by LightGBM 4.5 or newer, got {lightgbm.__version__}; {remedy}"
+        )
+    return lightgbm
