@@ -51,6 +51,8 @@ class BatchedEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]]):
     those of a whole one. The key is absent otherwise, and where the task itself ends the episode
     earlier.
 
+    `observation_names`, (obs_dim,), says what the numbers of an observation are.
+
     Args:
         simulation: N copies of the task.
         max_episode_steps: Steps after which an episode is truncated, >= 1.
@@ -86,6 +88,7 @@ class BatchedEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]]):
         }
         self.single_observation_space = simulation.observation_space
         self.single_action_space = simulation.action_space
+        self.observation_names = simulation.observation_names
         self.observation_space = batch_space(simulation.observation_space, self.num_envs)
         self.action_space = batch_space(simulation.action_space, self.num_envs)
         self._simulation = simulation

@@ -55,6 +55,9 @@ class Simulation(ABC):
     """Of the task, in its states and in messages."""
     observation_space: Box
     """Of one copy."""
+    observation_names: tuple[str, ...]
+    """What each number of an observation is, (obs_dim,), all different. Where names differ in a
+    last index alone, "goal_lidar[3]", the numbers are of the same kind."""
     action_space: Box
     """Of one copy; symmetric about 0."""
     action_axes: str

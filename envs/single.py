@@ -26,7 +26,8 @@ class SingleEnv(gymnasium.Env[NDArray[Any], NDArray[Any]]):
     `info["cost"]` is the cost of the step just taken. There is no time limit: `gymnasium.make` adds
     the one of the registered id. If the physics diverges, the episode is truncated: the last step
     repeats the last sound observation with reward and cost 0, and `info["diverged"]` is true. The
-    first time there is a warning; `num_diverged` counts.
+    first time there is a warning; `num_diverged` counts. `observation_names`, (obs_dim,), says what
+    the numbers of an observation are.
 
     Args:
         simulation: One copy of the task.
@@ -50,6 +51,7 @@ class SingleEnv(gymnasium.Env[NDArray[Any], NDArray[Any]]):
         self.render_mode = render_mode
         self.metadata = {**type(self).metadata, "render_fps": simulation.render_fps}
         self.observation_space = simulation.observation_space
+        self.observation_names = simulation.observation_names
         self.action_space = simulation.action_space
         self._simulation = simulation
         self._episodes = Episodes(simulation)

@@ -141,6 +141,17 @@ class PreferenceBuffer:
             np.intersect1d(members[safe == 1], members[safe == 0])
         )
 
+    @property
+    def safe_shares(self) -> NDArray[np.float64]:
+        """Mean ε of each trajectory, in [0, 1], (len(trajectories),); NaN if nobody gave one."""
+        members, safe = self._pairs.ravel(), self._labels[:, 1:].ravel()
+        known, size = ~np.isnan(safe), len(self.trajectories)
+        total = np.bincount(members[known], weights=safe[known], minlength=size)
+        count = np.bincount(members[known], minlength=size)
+        shares = np.full(size, np.nan)
+        shares[count > 0] = total[count > 0] / count[count > 0]
+        return shares
+
     def unsafe_rate(self, positions: NDArray[np.integer]) -> float:
         """Share labelled unsafe of the trajectories in some labelled pairs, int (B,).
 

@@ -176,6 +176,13 @@ class TreeCost(LearnedCost):
         pools = [f"{how} {name}" for name in self.groups for how in ("max", "min", "mean")]
         return (*self.names, *pools)
 
+    @property
+    def splits(self) -> tuple[NDArray[np.float32], ...]:
+        """Where any tree splits each of `read_names`: different thresholds, ascending."""
+        used = self.left != _UNUSED
+        feature, threshold = self.feature[used].cpu().numpy(), self.threshold[used].cpu().numpy()
+        return tuple(np.unique(threshold[feature == k]) for k in range(len(self.read_names)))
+
     def set_trees(self, trees: Trees) -> None:
         """Replace all trees.
 

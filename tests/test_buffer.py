@@ -293,6 +293,14 @@ def safety_buffer(num_trajectories, pairs, *safe):
     return buffer
 
 
+def test_the_safe_share_of_a_trajectory_is_the_mean_of_its_labels():
+    buffer = buffer_of(4)
+    assert np.isnan(buffer.safe_shares).all()
+    labels = [Label(1, 1, 0), Label(1, 1, NAN), Label(NAN, 0, NAN)]
+    buffer.add_labels([(0, 1), (0, 2), (0, 1)], labels)
+    np.testing.assert_allclose(buffer.safe_shares, [2 / 3, 0, NAN, NAN])
+
+
 def test_the_unsafe_rate_counts_each_trajectory_once_however_many_pairs_it_is_in():
     """Trajectory 0 is unsafe and in all three pairs, the other three are safe: 1/4, not 3/6."""
     buffer = safety_buffer(4, [[0, 1], [2, 0], [0, 3]], (0, 1), (1, 0), (0, 1))

@@ -205,6 +205,12 @@ class DrivingEnv(AbstractEnv):  # type: ignore[misc]
         self.scenario = changed(self.scenario, {k: v for k, v in config.items() if k in names})
         super().configure({**config, **as_config(self.scenario)})
 
+    @property
+    def observation_names(self) -> tuple[str, ...] | None:
+        """What the numbers of an observation are, (obs_dim,); None for highway-env's own kinds."""
+        own = isinstance(self.observation_type, ScenarioObservation)
+        return self.scenario.observation_names if own else None
+
     def update_metadata(self, video_real_time_ratio: int = 1) -> None:
         """Set the frames per second of films, of this env alone and in real time."""
         fps = video_real_time_ratio * self.scenario.policy_frequency

@@ -89,6 +89,17 @@ class Scenario:
         """Length of one observation."""
         return 5 + 6 * len(self.traffic)
 
+    @property
+    def observation_names(self) -> tuple[str, ...]:
+        """What each number of `rules.observe` is, (obs_dim,): x along the road, y to the right.
+
+        "vehicle1.dx" is how far the first car of the traffic is ahead of the ego.
+        """
+        ego = [f"ego.{name}" for name in ("x", "y", "heading", "speed", "acceleration")]
+        of_car = "dx", "dy", "dvx", "dvy", "heading", "acceleration"
+        cars = range(1, 1 + len(self.traffic))
+        return (*ego, *(f"vehicle{car}.{name}" for car in cars for name in of_car))
+
     @cached_property
     def traffic_speeds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Means and standard deviations of the traffic's speeds, (C - 1,) each."""

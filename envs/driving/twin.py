@@ -88,6 +88,7 @@ class DrivingSimulation(Simulation):
         self.scenario = scenario
         self.render_fps = scenario.policy_frequency
         self.observation_space = Box(-np.inf, np.inf, (scenario.obs_dim,), np.float32)
+        self.observation_names = scenario.observation_names
         num_cars = 1 + len(scenario.traffic)
         self.cars = Cars(*np.zeros((4, num_cars, num_envs)))
         self.acceleration = np.zeros((num_cars, num_envs))

@@ -76,6 +76,7 @@ class NavigationSimulation(Simulation):
         low, high = np.full(self.task.obs_dim, -np.inf), np.full(self.task.obs_dim, np.inf)
         low[NUM_SENSORS:], high[NUM_SENSORS:] = 0, 1  # lidars
         self.observation_space = Box(low, high, dtype=np.float64)
+        self.observation_names = self.task.observation_names
         self._streams = [LayoutStream(self.task) for _ in range(num_envs)]
         self._steps_to_skip = np.zeros(num_envs, dtype=np.int64)
 

@@ -71,6 +71,17 @@ class Task:
         return NUM_SENSORS + NUM_BINS * len(self.objects)
 
     @property
+    def observation_names(self) -> tuple[str, ...]:
+        """What each number of an observation is, by the names of Safety-Gymnasium, (obs_dim,).
+
+        Bin k of a lidar looks from k to k + 1 sixteenths of a full turn, counter-clockwise from the
+        nose: bins 0 and 15 are in front, 4 is on the left.
+        """
+        sensors = [f"{sensor}[{axis}]" for sensor in _SENSORS for axis in range(3)]
+        lidars = [f"{_LIDARS[group.kind]}[{k}]" for group in self.objects for k in range(NUM_BINS)]
+        return (*sensors, *lidars)
+
+    @property
     def felt(self) -> tuple[Kind, ...]:
         """Kinds whose contact with the agent counts, as cost or as success, in object order."""
         kinds = [group.kind for group in self.objects]
@@ -89,6 +100,16 @@ NUM_SENSORS = 12
 """Accelerometer, velocimeter, gyro and magnetometer, three axes each."""
 NUM_BINS = 16
 """Bins of one lidar around the full circle."""
+_SENSORS = "accelerometer", "velocimeter", "gyro", "magnetometer"
+_LIDARS = {
+    Kind.GOAL: "goal_lidar",
+    Kind.HAZARD: "hazards_lidar",
+    Kind.VASE: "vases_lidar",
+    Kind.PILLAR: "pillars_lidar",
+    Kind.BOX: "push_box_lidar",
+    Kind.BUTTON: "buttons_lidar",
+    Kind.GREMLIN: "gremlins_lidar",
+}
 
 
 def _goal(size: float, *, keepout: float) -> Objects:

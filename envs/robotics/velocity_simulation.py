@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from pbcrl_envs.checks import State, check_num_threads, check_task
+from pbcrl_envs.robotics.velocity_names import body_names, joint_names
 from pbcrl_envs.robotics.velocity_physics import Physics, load_model
 from pbcrl_envs.simulation import FloatArray, IndexArray, Simulation, StepResult
 from pbcrl_envs.streams import Streams
@@ -142,6 +143,10 @@ class VelocitySimulation(Simulation):
         # The types are Safety-Gymnasium's.
         self.action_space = Box(-highest, highest, dtype=np.float32)
         self.observation_space = Box(-np.inf, np.inf, self.obs.shape[1:], np.float64)
+        qpos, qvel = joint_names(self.model)
+        self.observation_names = (*qpos[self._num_hidden :], *qvel)
+        if self.task.in_space:
+            self.observation_names += body_names(self.model)
 
     def seed(self, seeds: Sequence[int | None]) -> None:
         """Restart the random stream of each copy; None lets a stream run on."""

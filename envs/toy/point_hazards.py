@@ -111,6 +111,7 @@ class PointHazardsSimulation(Simulation):
     observation_space = Box(
         np.array([-1, -1, -2, -2], np.float32), np.array([1, 1, 2, 2], np.float32)
     )
+    observation_names = "x", "y", "goal_dx", "goal_dy"
     action_space = Box(-1.0, 1.0, (2,), np.float32)
     action_axes = "(x, y)"
     render_fps = 10
