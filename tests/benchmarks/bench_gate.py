@@ -23,11 +23,14 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box
+from torch import Tensor, nn
 
 import pbcrl_envs
 from pbcrl import (
     CostModel,
+    CostModelEnsemble,
     CostModelTrainer,
+    LearnedCost,
     PreferenceBuffer,
     SyntheticOracle,
     Trainer,
@@ -38,9 +41,11 @@ from pbcrl import (
     cut_segments,
     draw_pairs,
 )
+from pbcrl.cost_model import MLP
 from pbcrl.errors import LabelError
 from pbcrl.metrics import cost_model_report, step_auroc
 from pbcrl.spaces import names_of
+from pbcrl.trees import like_inputs
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.run import made_by
 
@@ -60,8 +65,10 @@ class Args:
     """whose episodes these are, for the table, such as "reward" or "lag" """
     out: str
     """CSV file to add rows to"""
-    models: tuple[Literal["trees", "pooled", "net"], ...] = ("trees", "net")
-    """what learns: trees without and with the pooled inputs, the network"""
+    models: tuple[str, ...] = ("trees", "net")
+    """what learns: trees, trees_plain (without pooled inputs), trees_5 (members), net, and changes
+    of it: net_pooled (inputs), net_binned (piecewise-linear inputs), net_5 (members), net_decay (of
+    weights, 0.01), net_all (pooled, binned, decay)"""
     kinds: tuple[Literal["episodes", "clips"], ...] = ("episodes", "clips")
     """pairs of what"""
     clip_length: int = 25
@@ -80,18 +87,75 @@ class Args:
     """of PyTorch and LightGBM"""
 
 
+class Read(nn.Module):
+    """The network of `CostModel` on pooled inputs too, or on piecewise-linear bins of each."""
+
+    def __init__(
+        self, groups: list[tuple[int, int]], bounds: Tensor | None, num_inputs: int
+    ) -> None:
+        super().__init__()
+        self.groups = groups
+        self.register_buffer("bounds", bounds)  # (num_inputs + pools, K + 1)
+        width = num_inputs + 3 * len(groups)
+        self.mlp = MLP(width if bounds is None else width * (bounds.shape[1] - 1), (64, 64))
+
+    def columns(self, obs: Tensor, actions: Tensor) -> Tensor:
+        pools = [
+            pool
+            for start, stop in self.groups
+            for part in [obs[..., start:stop]]
+            for pool in (part.amax(-1), part.amin(-1), part.mean(-1))
+        ]
+        return torch.cat([obs, actions, *(pool[..., None] for pool in pools)], dim=-1)
+
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        x = self.columns(obs, actions)
+        if self.bounds is not None:
+            low, high = self.bounds[:, :-1], self.bounds[:, 1:]
+            x = ((x[..., None] - low) / (high - low)).clamp(0, 1).flatten(-2)
+        output: Tensor = self.mlp(x[..., :0], x)
+        return output
+
+
+def net_of(kind: str, spaces: Any, limits: Any, train: PreferenceBuffer, names: Any) -> LearnedCost:
+    if kind in ("net", "net_decay"):
+        return CostModel(*spaces, **limits)
+    if kind == "net_5":
+        return CostModelEnsemble([CostModel(*spaces, **limits) for _ in range(5)])
+    dim = spaces[0].shape[0]
+    groups = [] if kind == "net_binned" else list(like_inputs(names[:dim]).values())
+    plain = CostModel(*spaces, **limits)
+    plain.fit_input_scale(train.trajectories)
+    bounds = None
+    if kind in ("net_binned", "net_all"):
+        rows = [
+            plain._scaled(torch.tensor(t.obs[::7]), torch.tensor(t.actions[::7]))
+            for t in train.trajectories[:200]
+        ]
+        reader = Read(groups, None, dim + spaces[1].shape[0])
+        columns = torch.cat([reader.columns(*row) for row in rows])[:200_000]
+        shares = torch.linspace(0, 1, 17)
+        bounds = torch.quantile(columns[torch.randperm(len(columns))[:10_000]], shares, dim=0).t()
+        bounds = bounds + 1e-4 * torch.arange(17)  # apart, where many are equal
+    return CostModel(*spaces, net=Read(groups, bounds, dim + spaces[1].shape[0]), **limits)
+
+
 def trainer_of(
-    kind: str, like: Trajectory, env_id: str, horizon: int, args: Args, seed: int
-) -> Any:
-    obs_space = Box(-np.inf, np.inf, like.obs.shape[1:])
-    action_space = Box(-np.inf, np.inf, like.actions.shape[1:])
+    kind: str, env_id: str, horizon: int, train: PreferenceBuffer, args: Args, seed: int
+) -> Trainer:
+    like = train.trajectories[0]
+    spaces = [Box(-np.inf, np.inf, shape) for shape in (like.obs.shape[1:], like.actions.shape[1:])]
     limits: dict[str, Any] = {"output_scale": horizon**-0.5}
     rng = np.random.default_rng(seed)
-    if kind == "net":
+    names = names_of(make_envs(env_id, 1))
+    if kind.startswith("net"):
         torch.manual_seed(seed)
-        return CostModelTrainer(CostModel(obs_space, action_space, **limits), rng=rng)
-    names = names_of(make_envs(env_id, 1)) if kind == "pooled" else None
-    trees = TreeCost(obs_space, action_space, pooled=kind == "pooled", names=names, **limits)
+        net = CostModelTrainer(net_of(kind, spaces, limits, train, names), rng=rng)
+        if kind in ("net_decay", "net_all"):
+            net._optimizer.param_groups[0]["weight_decay"] = 0.01
+        return net
+    limits |= {"num_members": 5 if kind == "trees_5" else 1, "pooled": kind != "trees_plain"}
+    trees = TreeCost(*spaces, names=names, **limits)
     return TreeTrainer(trees, rng=rng, threads=args.threads)
 
 
@@ -131,7 +195,7 @@ def trial(
             shown = [shown[i] for i in np.sort(picked)]
         buffers.append(labelled(shown, queries, oracle, rng))
     valid, train = buffers
-    trainer: Trainer = trainer_of(model, test[0], data.env_id, data.horizon, args, seed)
+    trainer = trainer_of(model, data.env_id, data.horizon, train, args, seed)
     start = time.perf_counter()
     trainer.model.fit_input_scale(train.trajectories)
     trainer.pretrain(train, valid)
