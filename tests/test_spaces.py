@@ -1,3 +1,4 @@
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import (
@@ -14,9 +15,9 @@ from gymnasium.spaces import (
 from gymnasium.spaces.utils import flatten, flatten_space
 from gymnasium.vector.utils import concatenate, create_empty_array
 
-from pbcrl.spaces import act_dim_of, action_rows, obs_rows, obs_shape_of
+from pbcrl.spaces import act_dim_of, action_rows, input_names, names_of, obs_rows, obs_shape_of
 
-from .every_space import ACTION_SPACES, IMAGES, OBS_SPACES
+from .every_space import ACTION_SPACES, IMAGES, OBS_SPACES, Wander
 
 EVERY_SPACE = OBS_SPACES | ACTION_SPACES
 each_space = pytest.mark.parametrize("space", EVERY_SPACE.values(), ids=EVERY_SPACE)
@@ -186,3 +187,147 @@ def test_a_space_without_any_number_is_refused():
         obs_shape_of(Dict())
     with pytest.raises(ValueError, match=r"but the action space is Box.* give it a constant"):
         act_dim_of(Box(0, 1, (0,)))
+
+
+# -- Names ---------------------------------------------------------------------------------------
+
+
+def names_in(space):
+    """Of an observation of `space`, without the action's."""
+    names = input_names(space, Box(-1, 1, (1,)))
+    assert names[-1] == "action[0]"
+    return list(names[:-1])
+
+
+@pytest.mark.parametrize(
+    ("space", "names"),
+    [
+        (Box(-1, 1, (2,)), ["obs[0]", "obs[1]"]),
+        (Box(-1, 1, ()), ["obs[0]"]),
+        (Box(-1, 1, (2, 2)), ["obs[0]", "obs[1]", "obs[2]", "obs[3]"]),
+        (Discrete(3), ["obs=0", "obs=1", "obs=2"]),
+        (Discrete(2, start=-1), ["obs=-1", "obs=0"]),
+        (MultiBinary(2), ["obs[0]", "obs[1]"]),
+        (MultiDiscrete([2, 3]), ["obs[0]=0", "obs[0]=1", "obs[1]=0", "obs[1]=1", "obs[1]=2"]),
+        (Dict(gear=Discrete(2), speed=Box(-1, 1, (1,))), ["gear=0", "gear=1", "speed"]),
+        (Dict(lidar=Box(0, 1, (3,))), ["lidar[0]", "lidar[1]", "lidar[2]"]),
+        (Dict(body=Dict(arm=Box(0, 1, (1,)), leg=Discrete(1))), ["body.arm", "body.leg=0"]),
+        (Tuple([Box(0, 1, (1,)), Discrete(2)]), ["obs.0", "obs.1=0", "obs.1=1"]),
+        (Dict(a=Tuple([Box(0, 1, (2,))])), ["a.0[0]", "a.0[1]"]),
+    ],
+    ids=str,
+)
+def test_numbers_are_named_by_their_keys_their_categories_or_their_place(space, names):
+    assert names_in(space) == names
+
+
+def test_the_numbers_of_an_action_come_last():
+    assert input_names(Box(-1, 1, (1,)), Box(-1, 1, (2,))) == ("obs[0]", "action[0]", "action[1]")
+    assert input_names(Box(-1, 1, (1,)), Discrete(2)) == ("obs[0]", "action=0", "action=1")
+    assert input_names(Box(-1, 1, (1,)), MultiBinary(1)) == ("obs[0]", "action[0]")
+
+
+@each_space
+def test_each_number_of_every_space_has_a_name_of_its_own(space):
+    names = names_in(space)
+    assert len(names) == len(set(names)) == flatten_space(space).shape[0]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [Discrete(4), Discrete(4, start=3), MultiDiscrete([3, 2]), MultiDiscrete([[3, 2], [2, 4]])],
+    ids=str,
+)
+def test_a_category_is_1_where_the_value_is_what_its_name_says(space):
+    for sample in samples(space, 20):
+        (row,) = obs_rows(space, sample)
+        said = [name for name, x in zip(names_in(space), row, strict=True) if x == 1]
+        assert [int(name.split("=")[1]) for name in said] == np.ravel(sample).tolist()
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        Dict(obs=Dict(x=Box(-1, 1, (1,))), x=Box(-1, 1, (1,))),
+        Dict({"a.b": Box(-1, 1, (1,)), "a": Dict(b=Box(-1, 1, (1,)))}),
+        Dict({"a[0]": Box(-1, 1, (1,)), "a": Box(-1, 1, (2,))}),
+        Dict({"action[0]": Box(-1, 1, (1,))}),
+    ],
+    ids=["a part called obs", "a dot in a key", "an index in a key", "a key like an action"],
+)
+def test_names_differ_whatever_the_keys_of_a_dict_are(space):
+    names = input_names(space, Box(-1, 1, (1,)))
+    assert len(set(names)) == len(names)
+
+
+def test_better_names_replace_those_of_the_observation_alone():
+    spaces = Box(-1, 1, (2,)), Discrete(2)
+    assert input_names(*spaces, ["x", "y"]) == ("x", "y", "action=0", "action=1")
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x"], "2, got 1, 1 of them different"),
+        (["x", "y", "z"], "2, got 3, 3 of them different"),
+        (["x", "x"], "2, got 2, 1 of them different"),
+        ([], "2, got 0, 0 of them different"),
+    ],
+)
+def test_names_that_do_not_fit_the_observation_are_refused(names, found):
+    with pytest.raises(ValueError, match=f"observation_names has one name per number.*: {found}"):
+        input_names(Box(-1, 1, (2,)), Discrete(2), names)
+
+
+class Named(Wander):
+    observation_names = ("x", "y")
+
+
+def named(cls=Named):
+    return cls(Box(-1, 1, (2,)), Box(-1, 1, (1,)), 5)
+
+
+def test_an_env_names_its_own_observation_through_wrappers_that_keep_it():
+    expected = ("x", "y", "action[0]")
+    assert names_of(named()) == expected
+    assert names_of(gym.wrappers.TimeLimit(named(), 3)) == expected
+    assert names_of(named(Wander)) == ("obs[0]", "obs[1]", "action[0]")
+
+
+def test_names_of_what_a_wrapper_has_changed_do_not_count():
+    env = gym.wrappers.FlattenObservation(named())  # of the same shape: nothing has changed
+    assert names_of(env) == ("x", "y", "action[0]")
+    env = gym.wrappers.ClipAction(named())
+    assert names_of(env) == ("x", "y", "action[0]")
+
+    class Doubled(gym.ObservationWrapper):
+        observation_space = Box(-2, 2, (2,))
+
+        def observation(self, obs):
+            return 2 * obs
+
+    assert names_of(Doubled(named())) == ("obs[0]", "obs[1]", "action[0]")
+
+
+def test_a_list_of_an_env_that_does_not_fit_is_refused():
+    class Wrong(Named):
+        observation_names = ("x",)
+
+    with pytest.raises(ValueError, match="2, got 1, 1 of them different; mend the env's list"):
+        names_of(named(Wrong))
+
+
+def test_a_vector_env_has_the_names_of_its_envs():
+    vector = pytest.importorskip("gymnasium", "1.1").vector
+    assert names_of(vector.SyncVectorEnv([named, named])) == ("x", "y", "action[0]")
+
+    class Batched(vector.VectorEnv):
+        num_envs, observation_names = 2, ("x", "y")
+        single_observation_space, single_action_space = Box(-1, 1, (2,)), Box(-1, 1, (1,))
+
+    assert names_of(Batched()) == ("x", "y", "action[0]")
+
+    changed = vector.VectorWrapper(Batched())
+    assert names_of(changed) == ("x", "y", "action[0]")
+    changed.single_observation_space = Box(-2, 2, (2,))
+    assert names_of(changed) == ("obs[0]", "obs[1]", "action[0]")

@@ -15,9 +15,9 @@ from pbcrl.errors import LabelError
 from pbcrl.losses import pbci_loss, safety_loss
 from pbcrl.metrics import step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
-from pbcrl.tree_trainer import Clip, Marks, Rows, TreeTrainer, _Loss, curvature, curvature_bound
 from pbcrl.trainer import CostModelTrainer, bootstrapped
 from pbcrl.trajectory import Label, Trajectory, cut_segments
+from pbcrl.tree_trainer import Clip, Marks, Rows, TreeTrainer, _Loss, curvature, curvature_bound
 from pbcrl.trees import TreeCost, Trees
 
 from .every_space import boxes
@@ -63,9 +63,9 @@ def labelled(num, *, seed, oracle=None, pairs_each=1.0, steps=20, **sizes):
     return buffer
 
 
-def add_labelled(buffer, num, *, seed, limit=4):
+def add_labelled(buffer, num, *, seed, limit=4, **sizes):
     """Online: more episodes, and `num` pairs of them; their positions."""
-    new = buffer.add_trajectories(peaky_episodes(2 * num, seed=seed))
+    new = buffer.add_trajectories(peaky_episodes(2 * num, seed=seed, **sizes))
     pairs = new.reshape(-1, 2)
     buffer.add_labels(pairs, SyntheticOracle(limit).label(buffer.queries(pairs)))
     return np.arange(len(buffer) - num, len(buffer))
@@ -139,10 +139,10 @@ class Problem:
         marked = [episode() for _ in range(num_marks)]
         self.marks = [Marks(one, random.choice([0, 1, NAN], size=len(one))) for one in marked]
         model = TreeCost(*boxes(3, 1), discount=discount, output_scale=scale)
-        trainer = TreeTrainer(model, rng=rng(), **self.settings)
+        self.trainer = TreeTrainer(model, rng=rng(), **self.settings)
         whole = [*self.batch.trajectories, *(clip.trajectory for clip in self.clips)]
         self.rows = Rows(model, whole, self.marks, max_rows=10**6, rng=rng())
-        self.loss = _Loss(trainer, self.rows, self.batch, self.clips, self.marks)
+        self.loss = _Loss(self.trainer, self.rows, self.batch, self.clips, self.marks)
         self.outputs = random.normal(size=len(self.rows.columns))
         self.random = random
 
@@ -318,21 +318,29 @@ def test_the_order_of_the_pairs_does_not_matter():
     assert_same_trees(*models, rtol=1e-5, atol=1e-7)
 
 
-def test_the_same_seed_grows_the_same_trees_on_one_thread_and_on_two():
-    def grown(**options):
-        trainer = fresh_trainer(**options)
-        trainer.pretrain(labelled(40, seed=1), labelled(20, seed=2))
-        add_labelled(buffer := labelled(40, seed=1), 20, seed=3)
-        trainer.update(buffer, np.arange(40, 60))
+def test_the_same_seed_grows_the_same_trees():
+    """Of 20 inputs each tree sees some."""
+
+    def grown(seed):
+        trainer, sizes = fresh_trainer(seed=seed, inputs=20, rounds=8), {"inputs": 20}
+        buffer = labelled(40, seed=1, **sizes)
+        trainer.pretrain(buffer, labelled(20, seed=2, **sizes))
+        trainer.update(buffer, add_labelled(buffer, 20, seed=3, **sizes))
         return trainer.model
 
-    first = grown()
-    assert_same_trees(grown(), first)
-    assert_same_trees(grown(threads=2), first)
-    other = grown(seed=1)
-    assert other.score(labelled(2, seed=4).trajectories).tolist() != pytest.approx(
-        first.score(labelled(2, seed=4).trajectories).tolist()
-    )
+    first = grown(0)
+    assert first.num_trees > 1
+    assert_same_trees(grown(0), first)
+    assert not torch.equal(grown(1).feature[:, :1], first.feature[:, :1])
+
+
+def test_two_threads_grow_the_same_trees_as_one():
+    models = []
+    for threads in (1, 2):
+        trainer = fresh_trainer(threads=threads, rounds=4)
+        trainer.fit(labelled(40, seed=1))
+        models.append(trainer.model)
+    assert_same_trees(*models)
 
 
 def test_true_costs_reach_the_trees_through_labels_only():
@@ -383,7 +391,11 @@ def test_episodes_of_different_lengths_are_learned_from():
     whole = peaky_episodes(100, seed=1, steps=40)
     random = rng()
     buffer = PreferenceBuffer(
-        [Trajectory(t.obs[:n], t.actions[:n], t.costs[:n]) for t in whole for n in [random.integers(1, 41)]]
+        [
+            Trajectory(t.obs[:n], t.actions[:n], t.costs[:n])
+            for t in whole
+            for n in [random.integers(1, 41)]
+        ]
     )
     pairs = draw_pairs(100, 150, rng=random)
     buffer.add_labels(pairs, SyntheticOracle(3).label(buffer.queries(pairs)))
@@ -418,65 +430,70 @@ def test_which_steps_cost_is_found_from_150_pairs_of_whole_episodes():
 
 
 def test_inputs_that_hardly_ever_change_do_not_end_the_growth():
-    """Seven inputs of eight are 1 in one step of all; a tree that sees them alone has no split."""
-    buffer = PreferenceBuffer()
-    episodes = peaky_episodes(40, seed=1, inputs=2, peaks=1)
-    for i, one in enumerate(episodes):
-        rare = np.zeros((20, 7), np.float32)
-        if i < 7:
-            rare[3, i] = 1
-        buffer.add_trajectories([Trajectory(np.c_[one.obs, rare], one.actions, one.costs)])
+    """38 inputs of 40 are 1 in three steps of 800; a tree that sees them alone has no split."""
+    buffer, random = PreferenceBuffer(), rng()
+    rare = np.zeros((800, 38), np.float32)
+    for column in rare.T:
+        column[random.permutation(800)[:3]] = 1
+    for one, more in zip(
+        peaky_episodes(40, seed=1, inputs=2, peaks=1), np.split(rare, 40), strict=True
+    ):
+        buffer.add_trajectories([Trajectory(np.c_[one.obs, more], one.actions, one.costs)])
     pairs = draw_pairs(40, 40, rng=rng())
     buffer.add_labels(pairs, SyntheticOracle(4).label(buffer.queries(pairs)))
     sizes = []
-    for seed in range(5):
-        trainer = fresh_trainer(seed=seed, inputs=9, rounds=20)
+    for seed in range(3):
+        trainer = fresh_trainer(seed=seed, inputs=40, rounds=20)
         trainer.fit(buffer)
         sizes.append(trainer.model.num_trees)
-    assert sizes == [20] * 5
+    assert sizes == [20] * 3
 
 
 # -- Clips and marks -------------------------------------------------------------------------
 
 
-def unsafe_clips(num, *, seed, length=4):
-    """Two in five unsafe: a step of theirs costs."""
-    clips = cut_segments(peaky_episodes(num, seed=seed), length)[::5][:num]
+def judged_clips(num, *, seed, length=4, **sizes):
+    """One of each episode, unsafe if a step of it costs, as it does in about half of them."""
+    clips = cut_segments(peaky_episodes(num, seed=seed, **sizes), length)[:: 20 // length]
     return [Clip(clip, float(clip.true_cost == 0)) for clip in clips]
 
 
-def marked(num, *, seed):
+def marked(num, *, seed, **sizes):
     """Every other step has a mark."""
-    episodes = peaky_episodes(num, seed=seed)
+    episodes = peaky_episodes(num, seed=seed, **sizes)
     return [Marks(t, np.where(np.arange(len(t)) % 2, t.costs, NAN)) for t in episodes]
 
 
 def test_clips_and_marked_steps_tell_more_of_steps_than_pairs_alone():
-    buffer, test = labelled(24, seed=1), peaky_episodes(60, seed=2)
+    """Measured on three seeds: 0.72 to 0.83 of pairs, 0.91 with clips, 0.96 with marks."""
+    sizes = {"inputs": 20, "peaks": 8}
+    buffer, test = labelled(24, seed=1, **sizes), peaky_episodes(60, seed=2, **sizes)
+    clips, marks = judged_clips(100, seed=3, **sizes), marked(20, seed=4, **sizes)
     found = {}
     for kind, more in {
         "pairs": {},
-        "clips": {"clips": unsafe_clips(60, seed=3)},
-        "marks": {"marks": marked(6, seed=3)},
-        "both": {"clips": unsafe_clips(60, seed=3), "marks": marked(6, seed=3)},
+        "clips": {"clips": clips},
+        "marks": {"marks": marks},
+        "both": {"clips": clips, "marks": marks},
     }.items():
-        trainer = fresh_trainer(rounds=60)
+        trainer = fresh_trainer(inputs=20, rounds=60)
         trainer.fit(buffer, **more)
         found[kind] = step_auroc(trainer.model.step_cost, test)
-    print(found)
-    assert found["clips"] > found["pairs"] + 0.03
-    assert found["marks"] > found["pairs"] + 0.03
-    assert found["both"] > found["pairs"] + 0.03
+    assert found["clips"] > found["pairs"] + 0.05
+    assert found["marks"] > found["pairs"] + 0.1
+    assert found["both"] > found["clips"]
 
 
 def test_clips_and_marks_help_in_pretraining_too():
-    train, valid, test = labelled(24, seed=1), labelled(20, seed=4), peaky_episodes(60, seed=2)
-    found = []
-    for more in ({}, {"clips": unsafe_clips(60, seed=3), "marks": marked(6, seed=3)}):
-        trainer = fresh_trainer(rounds=60)
-        trainer.pretrain(train, valid, **more)
-        found.append(step_auroc(trainer.model.step_cost, test))
-    assert found[1] > found[0] + 0.03
+    sizes = {"inputs": 20, "peaks": 8}
+    train, valid = labelled(24, seed=1, **sizes), labelled(20, seed=5, **sizes)
+    more = {
+        "clips": judged_clips(100, seed=3, **sizes),
+        "marks": marked(20, seed=4, **sizes),
+    }
+    trainer = fresh_trainer(inputs=20, rounds=60)
+    trainer.pretrain(train, valid, **more)
+    assert step_auroc(trainer.model.step_cost, peaky_episodes(60, seed=2, **sizes)) > 0.93
 
 
 def test_clips_are_judged_by_a_standard_of_their_own():
@@ -487,22 +504,23 @@ def test_clips_are_judged_by_a_standard_of_their_own():
     assert trainer.evaluate(buffer).safety_accuracy > 0.9
 
 
-def test_clips_and_marks_without_an_answer_change_nothing():
-    """But for the thresholds to choose from, since their steps are seen."""
-    buffer, trainer = labelled(40, seed=1), fresh_trainer()
-    without = trainer.fit(buffer)
-    clips = [Clip(t, NAN) for t in cut_segments(buffer.trajectories[:1], 4)]
-    marks = [Marks(t, np.full(len(t), NAN)) for t in buffer.trajectories[:1]]
-    found = fresh_trainer().fit(buffer, clips=clips, marks=marks)
-    assert found == pytest.approx(without, rel=0.2)
+def test_clips_and_marks_without_an_answer_have_no_gradient():
+    without, blank = Problem(), Problem(num_clips=1, num_marks=1)  # the first clip has none
+    blank.marks[0].unsafe[:] = NAN
+    loss = _Loss(blank.trainer, blank.rows, blank.batch, blank.clips, blank.marks)
+    start = len(without.rows.columns)
+    outputs = np.r_[without.outputs, np.ones(len(blank.rows.columns) - start)]
+    for ours, theirs in zip(
+        loss.gradient(outputs), without.loss.gradient(without.outputs), strict=True
+    ):
+        assert (ours[start:] == 0).all()
+        np.testing.assert_allclose(ours[:start] / loss.scale, theirs / without.loss.scale)
 
 
 @pytest.mark.parametrize("lengths", [(19, 20), (21, 20), (19, 21)])
 def test_marks_that_are_not_one_per_step_are_refused(lengths):
     """19 and 21 are together as many as the steps of both."""
-    marks = [
-        Marks(t, np.zeros(n)) for t, n in zip(peaky_episodes(2, seed=3), lengths, strict=True)
-    ]
+    marks = [Marks(t, np.zeros(n)) for t, n in zip(peaky_episodes(2, seed=3), lengths, strict=True)]
     with pytest.raises(ValueError, match=r"."):
         fresh_trainer(rounds=2).fit(labelled(20, seed=1), marks=marks)
 
@@ -648,7 +666,7 @@ def test_episodes_that_all_fall_short_of_the_horizon_are_suspected_to_be_segment
 
 
 def test_a_strong_variance_term_without_a_bound_is_reported_as_running_away():
-    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=60), labelled(20, seed=1)
+    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=150), labelled(20, seed=1)
     with pytest.warns(RuntimeWarning, match=r"sd\(C\) = .* is above 20, .*; set max_std") as caught:
         trainer.fit(buffer)
     assert len(caught) == 1
@@ -656,13 +674,13 @@ def test_a_strong_variance_term_without_a_bound_is_reported_as_running_away():
 
 
 def test_a_strong_variance_term_without_a_bound_is_reported_in_pretraining_too():
-    trainer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=60)
+    trainer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=150)
     with pytest.warns(RuntimeWarning, match=r"sd\(C\) = .* is above 20, .*; set max_std"):
-        trainer.pretrain(labelled(20, seed=1), labelled(20, seed=2), patience=60)
+        trainer.pretrain(labelled(20, seed=1), labelled(20, seed=2), patience=150)
 
 
 def test_a_bounded_variance_term_does_not_run_away():
-    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=5.0, rounds=60), labelled(20, seed=1)
+    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=5.0, rounds=150), labelled(20, seed=1)
     trainer.fit(buffer)
     assert trainer.evaluate(buffer).cost_std < 20
 
@@ -776,7 +794,7 @@ def sign_trainer(**options):
     value[..., 0], value[..., 1] = -1, 1
     feature, threshold = torch.zeros(1, 1, 7, dtype=torch.int32), torch.zeros(1, 1, 7)
     model.set_trees(Trees(feature, threshold, left, right, value))
-    return TreeTrainer(model, rng=rng(), **options)
+    return TreeTrainer(model, rng=rng(), rounds=5, **options)
 
 
 def buffer_of(states, pairs, labels):
@@ -799,9 +817,7 @@ def test_a_round_moves_the_dead_zone_and_fits_with_it():
     assert found == {
         "violation_gap": 1 / 4,
         "violation_rate": 1 / 2,
-        "finetune_loss": pytest.approx(
-            total_loss(trainer.model, buffer, dead_zone=0.75), abs=1e-6
-        ),
+        "finetune_loss": pytest.approx(total_loss(trainer.model, buffer, dead_zone=0.75), abs=1e-6),
     }
     assert trainer.num_untuned == 0
 
@@ -812,9 +828,9 @@ def test_before_the_first_training_the_dead_zone_stays():
     assert found["violation_gap"] == -found["violation_rate"] < 0
     assert trainer.dead_zone.value == 1
     assert (trainer.steps, trainer.model.num_trees) == (20, 20)
-    trainer.update(buffer, add_labelled(buffer, 2, seed=2))
-    trainer.update(buffer, add_labelled(buffer, 2, seed=3, limit=1))
-    assert trainer.dead_zone.value != 1
+    found = trainer.update(buffer, add_labelled(buffer, 6, seed=2, limit=0))
+    assert found["violation_gap"] < 0
+    assert trainer.dead_zone.value == 1 - found["violation_gap"]
 
 
 @pytest.mark.parametrize("num", [10, 20, 30, 70, 100])
@@ -830,6 +846,39 @@ def test_fits_wait_until_the_labels_have_grown_by_a_tenth(num):
     found = trainer.update(buffer, add_labelled(buffer, 1, seed=3))
     assert "finetune_loss" in found
     assert (trainer.steps, trainer.num_untuned) == (steps + 2, 0)
+
+
+def test_when_a_fit_has_waited_the_dead_zone_moves_by_all_pairs_since_the_last_one():
+    """Two episodes are judged unsafe and called safe, and later one of each is judged rightly: of
+    all four, the model says unsafe of 3/4, the labels of 1/4. δ: 1 - 2 · 0.5 · (3/4 - 1/4) = 0.5.
+    """
+    labels = [Label(1, 1, 0)] * 20 + [Label(0.5, 1, 1)]
+    buffer = buffer_of([-1.0, 2.0, 3.0, 4.0], [[0, 1]] * 20 + [[2, 3]], labels)
+    trainer = sign_trainer(dead_zone=DeadZone(1.0, lr=0.5))
+    trainer.load_state_dict({**trainer.state_dict(), "steps": 1, "num_fitted": 20})
+    found = trainer.update(buffer, np.array([20]))
+    assert found == {"violation_gap": 1, "violation_rate": 0}
+    assert (trainer.dead_zone.value, trainer.num_untuned) == (1, 1)
+    buffer.add_labels([[0, 1]], [Label(1, 1, 0)])
+    found = trainer.update(buffer, np.array([21]))
+    assert (found["violation_gap"], found["violation_rate"]) == (0, 1 / 2)
+    assert (trainer.dead_zone.value, trainer.num_untuned) == (0.5, 0)
+
+
+def test_online_pairs_count_up_to_ten_times_to_be_as_many_as_those_of_pretraining():
+    """40 pairs from before; of 4 new ones each is there ten times, and of 16 twice."""
+    for num_new, copies in ((4, 10), (16, 2)):
+        online, buffer = fresh_trainer(dead_zone=0.3), labelled(40, seed=1)
+        online.pretrain(buffer, labelled(40, seed=2), patience=5)
+        by_hand = fresh_trainer(dead_zone=0.3, rounds=online.model.num_trees)
+        by_hand._rng.bit_generator.state = online._rng.bit_generator.state
+        found = online.update(buffer, add_labelled(buffer, num_new, seed=3))
+        repeated = PreferenceBuffer(buffer.trajectories)
+        order = np.r_[np.arange(40), np.tile(np.arange(40, 40 + num_new), copies)]
+        labels = [Label(*row) for row in buffer.labels[order].tolist()]
+        repeated.add_labels(buffer.labelled_pairs[order], labels)
+        assert by_hand.fit(repeated) == found["finetune_loss"]
+        assert_same_trees(by_hand.model, online.model)
 
 
 def test_fits_after_pretraining_wait_for_a_tenth_more_than_it_had():
@@ -903,7 +952,7 @@ def test_training_goes_on_exactly_where_a_state_was_taken(num_members):
 
 
 def test_a_network_is_refused_in_favour_of_its_own_trainer():
-    with pytest.raises(TypeError, match=r"trees of a TreeCost, got CostModel\(.*CostModelTrainer"):
+    with pytest.raises(TypeError, match=r"(?s)of a TreeCost, got CostModel\(.*CostModelTrainer"):
         TreeTrainer(CostModel(*boxes(1, 1)), rng=rng())
     with pytest.raises(TypeError, match=r"trees of a TreeCost, got 'model.safetensors'"):
         TreeTrainer("model.safetensors", rng=rng())
