@@ -174,6 +174,7 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
         "| limit | 0 per episode, of at most 100 steps |",
         "| labelled by | a simulated oracle, from true costs with the limit 5 |",
         f"| queries | {found['queries_used']}, over",
+        "## What it learned",
         f"## Accuracy, on {found['test_episodes']} test episodes",
         f"(guessing: 0.5): {found['pair_accuracy']:.3g}",
     ):
