@@ -1,4 +1,4 @@
-"""Learn a cost from simulated answers on the toy, and draw it: about a minute of a core.
+"""Learn a cost from simulated answers on the toy, and draw it: about two minutes of a core.
 
     pbcrl demo
 
@@ -34,12 +34,12 @@ TOY = "PointHazards-v0"
 class Args:
     seed: NonNegativeInt = 0
     """of everything random"""
-    total_timesteps: Count = 200_000
+    total_timesteps: Count = 500_000
     """env steps of the policy under the learned cost"""
     reward_timesteps: Count = 150_000
     """env steps of the policy that knows the reward alone"""
-    queries: NonNegativeInt = 4_000
-    """pairs of episodes that the simulated oracle labels before; half as many while training"""
+    queries: NonNegativeInt = 2_000
+    """pairs of episodes that the simulated oracle labels before; as many while training"""
     runs_dir: str = "runs/demo"
     """folder of the two runs and of the picture; what lies there is used again"""
 
@@ -105,7 +105,7 @@ def demo(args: Args) -> None:
         total_timesteps=args.total_timesteps,
         dataset=episodes,
         offline_queries=args.queries,
-        online_queries=args.queries // 2,
+        online_queries=args.queries,
     )
     print("3 of 3: a picture")
     picture = draw(root, root / "demo.png", before, after)

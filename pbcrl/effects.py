@@ -95,6 +95,11 @@ class Effect:
             text += f" and {verb} {self.shown(other)} ({other.change:+.2g} per step)"
         return text
 
+    @property
+    def shown_threshold(self) -> str:
+        """The first threshold as it is shown, "0.93"; "" without one."""
+        return self.shown(self.thresholds[0]) if self.thresholds else ""
+
     def shown(self, threshold: Threshold) -> str:
         """One of the thresholds, as finely as a thirtieth of the curve's range: "0.93"."""
         digits = math.ceil(-math.log10((self.edges[-1] - self.edges[0]) / 30))

@@ -162,30 +162,17 @@ class Trainer(ABC):
         cost = self._excess(batch)[batch.pairs]
         return _mean((cost > 0)[labelled]), _mean((batch.safe < 0.5)[labelled])
 
-    def _round(
-        self,
-        buffer: PreferenceBuffer,
-        new: NDArray[np.integer],
-        learn: Callable[[], float | None],
-    ) -> dict[str, float]:
-        """`update`, where `learn` returns the loss, or None if it is put off."""
+    def _check_new(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> None:
         start = len(buffer) - len(new)
         if start < 0 or not np.array_equal(new, np.arange(start, len(buffer))):
             raise ValueError(
                 f"new pairs are the last ones of the buffer, which has {len(buffer)}, got the "
                 f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
             )
-        if not len(new):
-            return {}
-        self.num_untuned += len(new)
-        predicted, labelled = self.violation_rates(buffer, new)
-        if self.steps and math.isfinite(labelled):
-            self.dead_zone.update(predicted, labelled)
-        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if {0.0, 1.0} <= set(buffer.labels[:, 1:].flat) and (loss := learn()) is not None:
-            measured["finetune_loss"] = loss
-            self.num_untuned = 0
-        return measured
+
+    def _is_trainable(self, buffer: PreferenceBuffer) -> bool:
+        """Whether labels are on both sides of the limit."""
+        return {0.0, 1.0} <= set(buffer.labels[:, 1:].flat)
 
     def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
         first, second = cost[batch.pairs].unbind(dim=1)
@@ -417,14 +404,22 @@ class CostModelTrainer(Trainer):
         Raises:
             ValueError: If `new` are not the last pairs, or `lr` is out of range.
         """
-
-        def learn() -> float:
-            num_new = self.num_untuned
-            return self.finetune(buffer, num_new=num_new, epochs=epochs, lr=lr, balanced=balanced)
-
-        if not self.steps and len(new):
+        self._check_new(buffer, new)
+        if not len(new):
+            return {}
+        if not self.steps:
             self.model.fit_input_scale(buffer.trajectories)
-        return self._round(buffer, new, learn)
+        self.num_untuned += len(new)
+        predicted, labelled = self.violation_rates(buffer, new)
+        if self.steps and math.isfinite(labelled):
+            self.dead_zone.update(predicted, labelled)
+        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        if self._is_trainable(buffer):
+            measured["finetune_loss"] = self.finetune(
+                buffer, num_new=self.num_untuned, epochs=epochs, lr=lr, balanced=balanced
+            )
+            self.num_untuned = 0
+        return measured
 
     def finetune(
         self,

@@ -93,7 +93,7 @@ class TreeTrainer(Trainer):
         dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
-        rounds: int = 150,
+        rounds: int = 300,
         learning_rate: float = 0.1,
         max_rows: int = 500_000,
         threads: int = 1,
@@ -110,6 +110,7 @@ class TreeTrainer(Trainer):
         self._max_rows = max_rows
         self._threads = threads
         self._num_fitted = 0  # pairs, in the newest fit
+        self._num_offline = 0  # pairs, in pretraining
 
     def pretrain(
         self,
@@ -140,7 +141,8 @@ class TreeTrainer(Trainer):
         """
         require_in("[1, inf)", patience=patience)
         self._check_split(train, valid)
-        return self._grow(train, valid, patience, clips, marks, on_evaluation)
+        self._num_offline = len(train)
+        return self._grow(train, valid, patience, clips, marks, on_evaluation)[2]
 
     def fit(
         self,
@@ -162,24 +164,31 @@ class TreeTrainer(Trainer):
         """
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
-        self._grow(buffer, None, self._rounds, clips, marks, None)
-        self._num_fitted = len(buffer)
-        batch = buffer.batch(np.arange(len(buffer)))
-        cost = self._excess(batch)
-        self._warn_of_runaway(float(cost[batch.pairs].std(unbiased=False)))
-        return float(self._loss(cost, batch))
+        cost, loss = self._grow(buffer, None, self._rounds, clips, marks, None)[:2]
+        self._warn_of_runaway(float(cost.std(unbiased=False)))
+        return loss
 
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
-        """Take one online round: move the dead zone (Eq. 11), then fit anew; see `Trainer.update`.
+        """Take one online round: see `Trainer.update`.
 
-        Fits wait until the labels are a tenth more than at the last one, so that all fits together
-        take about ten times as long as the last, however small rounds are.
+        The trees are grown anew, and the dead zone is moved before, as soon as the labels are a
+        tenth more than at the last time, so that all fits together take about ten times as long as
+        the last, however small rounds are.
         """
-
-        def learn() -> float | None:
-            return None if len(buffer) < 1.1 * self._num_fitted else self.fit(buffer)
-
-        return self._round(buffer, new, learn)
+        self._check_new(buffer, new)
+        if not len(new):
+            return {}
+        self.num_untuned += len(new)
+        predicted, labelled = self.violation_rates(buffer, new)
+        measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        if self._is_trainable(buffer) and len(buffer) >= 1.1 * self._num_fitted:
+            unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
+            predicted, labelled = self.violation_rates(buffer, unseen)
+            if self.steps and math.isfinite(labelled):
+                self.dead_zone.update(predicted, labelled)
+            measured["finetune_loss"] = self.fit(buffer)
+            self.num_untuned = 0
+        return measured
 
     def state_dict(self) -> dict[str, Any]:
         """What training has changed besides the model: the counts, δ.
@@ -191,6 +200,7 @@ class TreeTrainer(Trainer):
             "num_untuned": self.num_untuned,
             "dead_zone": self.dead_zone.value,
             "rounds": self._rounds,
+            "num_offline": self._num_offline,
             "num_fitted": self._num_fitted,
         }
 
@@ -199,6 +209,7 @@ class TreeTrainer(Trainer):
         self.steps, self.num_untuned = state["steps"], state["num_untuned"]
         self.dead_zone.value = state["dead_zone"]
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
+        self._num_offline = state["num_offline"]
 
     def _grow(
         self,
@@ -208,8 +219,9 @@ class TreeTrainer(Trainer):
         clips: Sequence[Clip],
         marks: Sequence[Marks],
         on_evaluation: Callable[[int, Evaluation], None] | None,
-    ) -> list[Evaluation]:
-        batch = buffer.batch(np.arange(len(buffer)))
+    ) -> tuple[Tensor, float, list[Evaluation]]:
+        """Return the costs of the first member, (U,), its loss, and the evaluations."""
+        batch = buffer.batch(self._weighted(len(buffer)))
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in clips)],
@@ -236,10 +248,19 @@ class TreeTrainer(Trainer):
             histories.append(self._boost(booster, held_out, patience, on_evaluation))
         self.model.set_trees(_stacked([member.trees for member in members]))
         self.steps += self.model.num_trees
+        self._num_fitted = len(buffer)
         if held_out is not None:
             self._rounds = max(1, self.model.num_trees)
-            self._num_fitted = len(buffer)
-        return histories[0]
+        return members[0].costs, members[0].loss, histories[0]
+
+    def _weighted(self, num_pairs: int) -> NDArray[np.int64]:
+        """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
+
+        They are about the policy as it is, and few: in pretraining nobody has seen how it errs.
+        """
+        pairs, num_online = np.arange(num_pairs), num_pairs - self._num_offline
+        copies = min(10, max(1, self._num_offline // max(1, num_online)))
+        return np.concatenate([pairs, np.tile(pairs[self._num_offline :], copies - 1)])
 
     def _boost(
         self,
@@ -281,8 +302,8 @@ class TreeTrainer(Trainer):
             "objective": "none",
             "num_leaves": NUM_LEAVES,
             "learning_rate": 1.0,
-            # Each tree sees some inputs alone: else all follow the few that tell unsafe episodes.
-            "feature_fraction": max(0.25, min(1.0, 2 / width)),
+            # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
+            "feature_fraction": min(1.0, max(0.25, 8 / width)),
             "min_data_in_leaf": max(1, min(200, size // 200)),
             "min_sum_hessian_in_leaf": 0.0,
             "lambda_l2": 0.1,
@@ -572,6 +593,17 @@ class _Boosting:
     def newest(self) -> _Tree:
         """The last tree, scaled."""
         return self.trees[-1]
+
+    @property
+    def costs(self) -> Tensor:
+        """C of all trajectories, (U,), before any cut."""
+        return torch.from_numpy(self._rows.costs(self._outputs))
+
+    @property
+    def loss(self) -> float:
+        """Of all terms, in nats."""
+        steps = torch.from_numpy(self._outputs[self._rows.num_steps :].copy())
+        return float(self._loss.value(self.costs, steps))
 
     def grow(self, learning_rate: float) -> bool:
         """Add a tree; return whether there was one that lowers the loss."""

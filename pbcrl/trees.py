@@ -198,11 +198,12 @@ class TreeCost(LearnedCost):
     def columns(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Return what trees compare: (N, obs_dim), (N, act_dim) -> float32 (N, num_inputs)."""
         obs = obs.to(torch.float32)
+        # Means in float64: else the order of the terms would decide who passes a threshold.
         pools = [
             pool
             for start, stop in self.groups.values()
             for part in [obs[:, start:stop]]
-            for pool in (part.amax(1), part.amin(1), part.mean(1))
+            for pool in (part.amax(1), part.amin(1), part.mean(1, dtype=torch.float64).float())
         ]
         rows = torch.cat([obs, actions.to(torch.float32)], dim=1)
         return torch.cat([rows, torch.stack(pools, dim=1)], dim=1) if pools else rows

@@ -77,10 +77,12 @@ def test_a_tree_of_one_split_has_its_threshold_and_its_step_and_nothing_else_cou
     assert effect.importance == pytest.approx(1, abs=0.05)
     assert effect.spread == pytest.approx(1)
     assert effect.rule == "cost rises above 0.30 (+2 per step)"
+    assert effect.shown_threshold == "0.30"
     for name in ("obs[0]", "obs[2]", "action[0]"):
         assert (found[name].importance, found[name].spread) == (0, 0)
         assert found[name].threshold is None
         assert found[name].rule == "no effect"
+        assert found[name].shown_threshold == ""
 
 
 def test_a_cost_that_falls_rises_below_its_threshold():

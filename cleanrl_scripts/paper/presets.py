@@ -68,14 +68,16 @@ class Table:
         return VARIANTS[variant].title
 
 
-BY_COST = {"constraint": "learned"}
+# The paper's: its network, its dead zone, its constraint.
+NET = {"cost-model": "net", "dead-zone": 1.0}
+BY_COST = {**NET, "constraint": "learned"}
 BT = {**BY_COST, "dead-zone": 0, "dead-zone-lr": 0, "snr-weight": 0}
 
 VARIANTS = {
     "ppo_lag": Variant("PPO-Lag (oracle)", "ppo_lag"),
     "pbcrl": Variant("PbCRL", "ppo_lag_pbcrl", BY_COST),
-    "pbcrl_rate": Variant("PbCRL, rate of labels", "ppo_lag_pbcrl", {"constraint": "rate"}),
-    "pbcrl_accept": Variant("PbCRL, acceptance", "ppo_lag_pbcrl", {"constraint": "accept"}),
+    "pbcrl_rate": Variant("PbCRL, rate of labels", "ppo_lag_pbcrl", {**NET, "constraint": "rate"}),
+    "pbcrl_accept": Variant("PbCRL, acceptance", "ppo_lag_pbcrl", {**NET, "constraint": "accept"}),
     "pbcrl_constant": Variant(
         "PbCRL, constant λ",
         "ppo_lag_pbcrl",
@@ -95,6 +97,18 @@ VARIANTS = {
     ),
 }
 """Methods, on equal budgets of 20,000 queries, and their ablations."""
+
+FEW: Mapping[str, object] = {"offline-queries": 350, "online-queries": 150}
+for _title, _few in (("", {}), (", 500 queries", FEW)):
+    _end = "_500" if _few else ""
+    for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
+        VARIANTS[f"trees_{_name}{_end}"] = Variant(
+            f"PbCRL, trees, {_name}{_title}", "ppo_lag_pbcrl", {**_options, **_few}
+        )
+        if _few:
+            VARIANTS[f"net_{_name}_500"] = Variant(
+                f"PbCRL, net, {_name}{_title}", "ppo_lag_pbcrl", {**NET, **_options, **_few}
+            )
 
 METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"  # the paper's
 DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
@@ -416,10 +430,20 @@ TABLES = {
         BF16,
         (RETURN, COST, "return_last_tenth", "true_cost_last_tenth"),
     ),
+    "trees": Table(
+        "Trees and the paper's network, with 20,000 queries and with 500",
+        (BLOCK, LANE, GOAL, PUSH, BUTTON),
+        (
+            "ppo_lag",
+            *("trees_labels", "trees_labels_500", "trees_learned", "trees_learned_500"),
+            *("pbcrl", "pbcrl_rate", "pbcrl_accept", "net_labels_500", "net_learned_500"),
+        ),
+        OUTCOME,
+    ),
     "smoke": Table(
         "Every method on two tasks, far too short to learn",
         (TOY, GOAL),
-        ("ppo_lag", "pbcrl", "pbcrl_offline", "rlsf", "ppo_bt", "ppo_bt_online"),
+        ("ppo_lag", "trees_labels", "pbcrl", "pbcrl_offline", "rlsf", "ppo_bt", "ppo_bt_online"),
         (RETURN, COST, LEARNED, ACCURACY, "w2_scaled", "bias"),
     ),
 }
@@ -496,5 +520,5 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
             if name in options:
                 options[name] = int(str(options[name])) * SMOKE_QUERIES // 1000
         if row.script == "ppo_lag_pbcrl":
-            options |= {"pretrain-epochs": 3, "finetune-interval": 1}
+            options |= {"finetune-interval": 1}
     return options

@@ -124,6 +124,12 @@ _TOY: Recipe = {
     "multiplier_lr": 0.01,
     "eval_episodes": 100,
 }
+_TOY_PBCRL: Recipe = {
+    # As fast as the learned cost, whose unit is that of its labels' log-odds.
+    "multiplier_rule": "pid",
+    "multiplier_lr": 0.03,
+    "multiplier_proportional": 30.0,
+}
 
 # -- People ----------------------------------------------------------------------------------------
 
@@ -168,6 +174,7 @@ _OF_SCRIPT: dict[str, dict[str, Recipe]] = {
         **dict.fromkeys((GOAL, PUSH, BUTTON), _NAVIGATION_PBCRL),
         **dict.fromkeys((CHEETAH, WALKER, HUMANOID), _VELOCITY_PBCRL),
         **dict.fromkeys((BLOCK, LANE), _DRIVING_PBCRL),
+        TOY: _TOY_PBCRL,
     },
 }
 

@@ -59,7 +59,6 @@ TRAINING = {
     "multiplier-lr": 2,
     "multiplier-proportional": 15,
     "multiplier-cap": 20,
-    "cost-hidden-sizes": 32,
     "label-wait": "inf",
     "eval-episodes": 1,
     "torch-threads": 1,

@@ -22,9 +22,6 @@ PBCRL = {
     "offline_queries": 200,
     "online_queries": 12,
     "finetune_interval": 2,
-    "cost_lr": 1e-3,
-    "cost_batch_size": 64,
-    "pretrain_epochs": 10,
 }
 RLSF = {"classifier_steps": 5, "queries": 200}
 

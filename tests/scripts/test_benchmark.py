@@ -53,10 +53,12 @@ def test_every_command_of_every_preset_is_understood_by_its_script(benchmark, pr
     assert len(seen) > 50
 
 
-def test_all_methods_of_a_table_may_buy_the_same_number_of_labels(benchmark, presets):
+def test_all_methods_of_a_table_may_buy_the_same_number_of_labels_save_those_with_500(benchmark, presets):
     for name, job in every_job(benchmark, presets):
         bought = [int(str(job.options.get(flag, 0))) for flag in presets.QUERIES]
         budget = 60 if name == "smoke" else 20_000
+        if job.name.split("__")[1].endswith("_500"):
+            budget = 500
         assert sum(bought) == (0 if job.script.stem == "ppo_lag" else budget), job.name
 
 
@@ -111,7 +113,6 @@ def test_a_constant_multiplier_differs_from_that_of_labels_in_nothing_else(bench
     found = {job.name: job.options for job in jobs(benchmark, "constant", tasks=(block,))}
     base = found.pop(f"{block}__pbcrl_rate__0")
     assert (base["offline-queries"], base["online-queries"]) == (14_000, 6_000)
-    assert base["segment-length"] == 20
     del found[f"{block}__ppo_lag__0"]
     for value in (0.3, 0.5, 1, 2, 5):
         options = found.pop(f"{block}__pbcrl_constant_{value}__0")

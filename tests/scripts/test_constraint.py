@@ -38,9 +38,6 @@ TINY = {
     "torch_threads": 1,
     "offline_queries": 100,
     "online_queries": 120,  # 30 in each of 4 rounds of 12 episodes
-    "pretrain_epochs": 40,
-    "cost_lr": 0.03,
-    "cost_hidden_sizes": (8,),
     "safety_noise": 0.1,  # so that the oracle has a random stream
     "finetune_interval": 3,
     "accept_batch": 12,
@@ -188,7 +185,6 @@ def test_the_constraint_is_that_of_the_flags(script, make_args):
             {"segment_length": 101, "constraint": "rate"},
             r"--segment-length must lie in 1\.\.100, .* got 101",
         ),
-        ({"finetune_lr": 0.0}, "--finetune-lr must be > 0 and finite, got 0.0"),
         (
             {"constraint": "rate", "online_queries": 0},
             "--constraint rate moves the multiplier by labels .* --online-queries is 0; raise it",
@@ -263,19 +259,6 @@ def test_the_same_labels_in_time_choose_a_policy(script, make_args):
         found = summary(folder)
         assert found["safe_policy_iteration"] is not None
         assert "late" not in str(found["warnings"])
-
-
-def test_a_fine_tuning_of_its_own_changes_the_cost_model(script, make_args):
-    losses = [
-        [row.get("finetune_loss") for row in rows(script.train(make_args(name, **options)))]
-        for name, options in [
-            ("plain", {}),
-            ("same", {"finetune_lr": 3e-3, "cost_lr": 0.03}),
-            ("slow", {"finetune_lr": 1e-4}),
-        ]
-    ]
-    assert losses[0] == losses[1]
-    assert len({str(one) for one in losses}) == 2
 
 
 def test_with_a_rate_every_query_shows_segments_and_these_are_safe_within_their_share(

@@ -28,5 +28,5 @@ def test_the_demo_leaves_a_picture_and_two_runs_and_uses_only_the_same_ones_agai
     assert f"--runs-dir {root}" not in capfd.readouterr().out  # nothing is trained again
     with pytest.raises(ValueError, match=r"reward was trained with seed=0; remove .*demo, or name"):
         demo.demo(demo.Args(runs_dir=root, seed=1, **small))
-    with pytest.raises(ValueError, match=r"trained with offline_queries=50, online_queries=25;"):
+    with pytest.raises(ValueError, match=r"trained with offline_queries=50, online_queries=50;"):
         demo.demo(demo.Args(runs_dir=root, **{**small, "queries": 60}))

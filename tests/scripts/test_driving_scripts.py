@@ -33,7 +33,6 @@ def test_episodes_of_any_length_are_collected_labelled_and_learned_from(scripts,
         offline_queries=20,
         online_queries=6,
         finetune_interval=2,
-        pretrain_epochs=2,
         dataset=str(tmp_path / "episodes"),
     )
     summary = json.loads((scripts.ppo_lag_pbcrl.train(learning) / "summary.json").read_text())
@@ -63,7 +62,6 @@ def test_the_method_runs_on_an_env_of_highway_env_by_its_id(scripts, tmp_path):
         offline_queries=20,
         online_queries=2,
         finetune_interval=1,
-        pretrain_epochs=2,
         dataset=episodes,
     )
     folder = scripts.ppo_lag_pbcrl.train(learning)

@@ -19,7 +19,7 @@ from pbcrl.storage import FolderLock, load_tensors, save_tensors
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils import main
 
-from .conftest import SCRIPTS
+from .conftest import SCRIPTS, load_edited
 from .runs import (
     assert_same_run,
     cut_off,
@@ -167,9 +167,11 @@ def test_weights_that_diverge_by_the_learning_rate_never_replace_finite_ones(scr
 
 
 def test_a_cost_model_that_diverges_is_not_written(scripts, tmp_path, toy_dataset, capsys):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, finetune_lr=1e30)
+    change = "CostModelTrainer(net, bf16", "CostModelTrainer(net, lr=1e30, bf16"
+    module = load_edited("ppo_lag_pbcrl", tmp_path / "diverging", change)
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_model="net")
     with pytest.raises(NonFiniteError):
-        scripts.ppo_lag_pbcrl.train(args)
+        module.train(module.Args(**vars(args)))
     path = tmp_path / "run" / "cost_model.safetensors"
     if path.exists():
         assert all(t.isfinite().all() for t in weights(tmp_path / "run", "cost_model").values())

@@ -47,7 +47,7 @@ SMALL = """
     --run-name run
 """
 PBCRL = """
-    --offline-queries 40 --online-queries 6 --pretrain-epochs 2 --cost-hidden-sizes 8
+    --offline-queries 40 --online-queries 6
     --collect-timesteps 200
 """
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pbcrl import CostModel, load_policy
+from pbcrl import load_cost_model, load_policy
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 from pbcrl_script_utils.policies import SafePolicy, policy_of
@@ -167,7 +167,7 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
 ):
     folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
     card, found = (folder / "cost_model.md").read_text(), summary(folder)
-    model, _ = CostModel.load(folder / "cost_model.safetensors")
+    model, _ = load_cost_model(folder / "cost_model.safetensors")
     for text in (
         "# Cost model for PointHazards-v0",
         f"| reads | raw observations {model.obs_shape}, executed actions ({model.act_dim},) |",

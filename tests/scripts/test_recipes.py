@@ -226,12 +226,6 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
         "online_queries 50 instead of 2,000",
     ]
     assert (defaults["offline_queries"], defaults["collect_timesteps"]) == ("100", "200000")
-    # Six passes over a hundred labels would be six steps.
-    epochs = [
-        parse(script.Args, ["--env-id", LANE, *words]).pretrain_epochs
-        for words in ([], ["--label-folder", "q"])
-    ]
-    assert epochs == [6, 200]
 
 
 def test_only_who_can_be_labelled_by_people_has_a_recipe_of_people():

@@ -50,8 +50,6 @@ ITERATIONS = RUN["total_timesteps"] // (RUN["num_envs"] * RUN["num_steps"])
 PBCRL = {
     "offline_queries": 200,
     "online_queries": 60,
-    "pretrain_epochs": 5,
-    "cost_hidden_sizes": (16,),
     "preference_noise": 0.1,  # so that the oracle has a random stream
     "finetune_interval": 3,
 }
@@ -162,8 +160,6 @@ TINY = {
 TINY_PBCRL = {
     "offline_queries": 40,
     "online_queries": 8,
-    "pretrain_epochs": 2,
-    "cost_hidden_sizes": (8,),
     "preference_noise": 0.1,
     "finetune_interval": 1,
 }

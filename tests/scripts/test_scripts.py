@@ -470,7 +470,7 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
     options += ["--collect-timesteps", 6000, "--total-timesteps", 6000]
     options += ["--offline-queries", 30, "--online-queries", 40]
     small = SMALL | {"hidden_sizes": 16}
-    for name, value in (small | {"run_name": "run", "pretrain_epochs": 2}).items():
+    for name, value in (small | {"run_name": "run"}).items():
         options += [f"--{name.replace('_', '-')}", value]
     if shown == "segments":
         options += ["--segment-length", 50]
@@ -660,7 +660,7 @@ def test_a_user_error_is_one_line_and_no_traceback(scripts):
 def test_ctrl_c_keeps_the_checkpoint_and_the_labels_and_names_them(tmp_path, toy_dataset):
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--dataset", str(toy_dataset), "--runs-dir", str(tmp_path), "--run-name", "run"]
-    command += ["--offline-queries", "100", "--pretrain-epochs", "1", "--num-envs", "4"]
+    command += ["--offline-queries", "100", "--num-envs", "4"]
     command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
     command += ["--minibatch-size", "200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -1,0 +1,960 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.cost_model import CostModel
+from pbcrl.dead_zone import DeadZone
+from pbcrl.errors import LabelError
+from pbcrl.losses import pbci_loss, safety_loss
+from pbcrl.metrics import step_auroc
+from pbcrl.oracle import SyntheticOracle, Teacher
+from pbcrl.tree_trainer import Clip, Marks, Rows, TreeTrainer, _Loss, curvature, curvature_bound
+from pbcrl.trainer import CostModelTrainer, bootstrapped
+from pbcrl.trajectory import Label, Trajectory, cut_segments
+from pbcrl.trees import TreeCost, Trees
+
+from .every_space import boxes
+
+lightgbm = pytest.importorskip("lightgbm")
+
+NAN = math.nan
+LN_2 = math.log(2)
+law = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+# -- A problem that can be learned -----------------------------------------------------------
+
+
+def peaky_episodes(num, *, seed, steps=20, inputs=6, peaks=3):
+    """A step costs 1 if and only if one of the first inputs is above 0.9; the last is the action.
+
+    Episodes differ in how many of their steps do, from none to 40 %.
+    """
+    random, made = rng(seed), []
+    for share in random.uniform(0, 0.4, size=num):
+        rows = random.uniform(size=(steps, inputs)).astype(np.float32)
+        rows[:, :peaks] *= 0.9
+        costly = random.random(steps) < share
+        rows[costly, random.integers(peaks, size=costly.sum())] = random.uniform(
+            0.9, 1, size=costly.sum()
+        )
+        costs = (rows[:, :peaks].max(axis=1) > 0.9).astype(np.float32)
+        made.append(Trajectory(rows[:, :-1], rows[:, -1:], costs))
+    return made
+
+
+def labelled(num, *, seed, oracle=None, pairs_each=1.0, steps=20, **sizes):
+    """`num` episodes and `pairs_each` as many pairs; safe is what costs at most a fifth."""
+    buffer = PreferenceBuffer(peaky_episodes(num, seed=seed, steps=steps, **sizes))
+    pairs = draw_pairs(num, int(pairs_each * num), rng=rng(seed))
+    oracle = SyntheticOracle(0.2 * steps) if oracle is None else oracle
+    buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+    return buffer
+
+
+def add_labelled(buffer, num, *, seed, limit=4):
+    """Online: more episodes, and `num` pairs of them; their positions."""
+    new = buffer.add_trajectories(peaky_episodes(2 * num, seed=seed))
+    pairs = new.reshape(-1, 2)
+    buffer.add_labels(pairs, SyntheticOracle(limit).label(buffer.queries(pairs)))
+    return np.arange(len(buffer) - num, len(buffer))
+
+
+def fresh_trainer(*, seed=0, inputs=6, steps=20, model=None, **options):
+    options = {"rounds": 20, **options}
+    sizes = {k: options.pop(k) for k in ("num_members", "discount", "horizon") if k in options}
+    if model is None:
+        model = TreeCost(*boxes(inputs - 1, 1), output_scale=steps**-0.5, **sizes)
+    return TreeTrainer(model, rng=rng(seed), **options)
+
+
+def assert_same_trees(ours, theirs, **tolerance):
+    for name, one, other in zip(Trees._fields, ours.trees, theirs.trees, strict=True):
+        if tolerance and name == "value":
+            torch.testing.assert_close(one, other, **tolerance)
+        else:
+            assert torch.equal(one, other), name
+
+
+def first_trees(model, count):
+    """A copy that has them alone."""
+    cut = copy.deepcopy(model)
+    cut.set_trees(Trees(*(tensor[:, :count] for tensor in model.trees)))
+    return cut
+
+
+def total_loss(model, buffer, **options):
+    """From scratch, of the scores of all trajectories."""
+    cost = torch.from_numpy(model.score(buffer.trajectories))
+    first, second = cost[torch.from_numpy(buffer.labelled_pairs)].unbind(1)
+    answers = torch.from_numpy(buffer.labels).unbind(1)
+    return float(pbci_loss(first, second, *answers, **options).total)
+
+
+# -- Gradient and curvature ------------------------------------------------------------------
+
+SETTINGS = {"dead_zone": 0.7, "snr_weight": 0.05, "max_std": 5.0}
+
+
+class Problem:
+    """Episodes of 1 to 12 steps, most of them in several pairs, some labels missing, and outputs.
+
+    Clips, with one that has no label, and marked steps, some of them unknown, if there are any.
+    """
+
+    def __init__(self, *, seed=0, discount=1.0, scale=0.4, num_clips=0, num_marks=0, **options):
+        random = rng(seed)
+        self.settings = {**SETTINGS, **options}
+        self.discount, self.scale = discount, scale
+
+        def episode(most=12):
+            steps = int(random.integers(1, most + 1))
+            return Trajectory(random.normal(size=(steps, 3)), random.normal(size=(steps, 1)))
+
+        buffer = PreferenceBuffer([episode() for _ in range(14)])
+        pairs = draw_pairs(14, 25, rng=random)
+        labels = [
+            Label(
+                random.choice([0, 0.2, 0.5, 1, NAN]),
+                random.choice([0, 1, NAN]),
+                random.choice([0, 1, NAN]),
+            )
+            for _ in pairs
+        ]
+        buffer.add_labels(pairs, labels)
+        self.batch = buffer.batch(np.arange(25))
+        safe = [NAN, 0.0, 1.0, 0.3]
+        self.clips = [Clip(episode(3), safe[i % 4]) for i in range(num_clips)]
+        marked = [episode() for _ in range(num_marks)]
+        self.marks = [Marks(one, random.choice([0, 1, NAN], size=len(one))) for one in marked]
+        model = TreeCost(*boxes(3, 1), discount=discount, output_scale=scale)
+        trainer = TreeTrainer(model, rng=rng(), **self.settings)
+        whole = [*self.batch.trajectories, *(clip.trajectory for clip in self.clips)]
+        self.rows = Rows(model, whole, self.marks, max_rows=10**6, rng=rng())
+        self.loss = _Loss(trainer, self.rows, self.batch, self.clips, self.marks)
+        self.outputs = random.normal(size=len(self.rows.columns))
+        self.random = random
+
+    def total(self, outputs, shifts):
+        """The loss by the outputs of all rows, from scratch: no code of the trainer's."""
+        costs, start = [], 0
+        for one in [*self.batch.trajectories, *(clip.trajectory for clip in self.clips)]:
+            weight = self.discount ** torch.arange(len(one), dtype=torch.float64)
+            costs.append(self.scale * (weight * outputs[start : start + len(one)]).sum())
+            start += len(one)
+        cost, clip_cost = torch.stack(costs).tensor_split([len(self.batch.trajectories)])
+        first, second = cost[self.batch.pairs].unbind(1)
+        loss = pbci_loss(
+            first, second, self.batch.preference, *self.batch.safe.unbind(1), **self.settings
+        ).total
+        if self.clips:
+            safe = torch.tensor([clip.safe for clip in self.clips]).double()
+            loss = loss + safety_loss(clip_cost - shifts[0], safe)
+        if self.marks:
+            unsafe = torch.from_numpy(np.concatenate([mark.unsafe for mark in self.marks]))
+            loss = loss + safety_loss(outputs[start:] - shifts[1], 1 - unsafe)
+        return loss
+
+
+KINDS = {
+    "pairs": {},
+    "discounted": {"discount": 0.9},
+    "no dead zone, no variance term": {"dead_zone": 0.0, "snr_weight": 0.0},
+    "variance above its maximum": {"max_std": 0.1},
+    "variance without a maximum": {"max_std": None},
+    "with clips": {"num_clips": 9, "discount": 0.9},
+    "with marks": {"num_marks": 4},
+    "with both": {"num_clips": 9, "num_marks": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_gradient_of_every_row_is_that_of_autograd_over_its_output(kind):
+    for seed in range(5):
+        problem = Problem(seed=seed, **kind)
+        found, _ = problem.loss.gradient(problem.outputs)
+        outputs = torch.from_numpy(problem.outputs).requires_grad_()
+        (expected,) = torch.autograd.grad(problem.total(outputs, problem.loss._shifts), outputs)
+        scale = problem.loss.scale
+        np.testing.assert_allclose(found / scale, expected, rtol=1e-6, atol=1e-9)
+        assert np.abs(found).max() / scale > 1e-3
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "without" not in k])
+def test_the_loss_lies_below_the_parabola_of_its_gradient_and_its_curvature_bound(kind):
+    """L(f + Δ) <= L(f) + g Δ + ½ Σ h Δ², for small and for large Δ, along rows and along sums."""
+    for seed in range(3):
+        problem = Problem(seed=seed, **{**KINDS[kind], "snr_weight": 0.0})
+        scale, at = problem.loss.scale, 3 * problem.outputs
+        grad, hess = (x / scale for x in problem.loss.gradient(at))
+        shifts = list(problem.loss._shifts)
+        assert (hess >= 0).all()
+        start = float(problem.total(torch.from_numpy(at), shifts))
+        for size in (1e-2, 0.3, 1, 3, 10, 100):
+            for _ in range(20):
+                step = size * problem.random.normal(size=len(at))
+                if problem.random.random() < 0.5:  # all steps of a trajectory alike
+                    of_row = np.searchsorted(problem.rows.starts, np.arange(len(at)), "right")
+                    step = step[of_row - 1] + 0.0
+                found = float(problem.total(torch.from_numpy(at + step), shifts))
+                assert found <= start + grad @ step + hess @ step**2 / 2 + 1e-9
+
+
+def test_the_bound_is_tight_where_a_single_safe_episode_costs_0():
+    """softplus has the curvature 1/4 there, and one step of weight s moves its cost by s Δ."""
+    model = TreeCost(*boxes(1, 1), output_scale=0.5)
+    buffer = PreferenceBuffer([Trajectory(np.full((1, 1), x), np.zeros((1, 1))) for x in (0.0, 1)])
+    buffer.add_labels([(0, 1)], [Label(NAN, 1, NAN)])
+    batch = buffer.batch(np.array([0]))
+    bound = curvature_bound(np.zeros(2), batch, dead_zone=0.0)
+    assert bound.tolist() == pytest.approx([1 / 4, 0])
+    rows = Rows(model, batch.trajectories, (), max_rows=9, rng=rng())
+    grad, hess = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ()).gradient(np.zeros(2))
+    assert grad.tolist() == pytest.approx([0.5 / 2, 0])
+    assert hess.tolist() == pytest.approx([0.25 / 4, 0])
+
+
+def test_the_curvature_at_0_is_the_second_derivative_of_the_logistic_loss():
+    x = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(F.softplus(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(slope.sum(), x)
+    assert curvature(np.zeros(1))[0] == pytest.approx(second.item()) == pytest.approx(1 / 4)
+
+
+@law
+@given(st.floats(-50, 50), st.floats(-50, 50))
+def test_the_curvature_bounds_the_logistic_loss_everywhere(x, y):
+    """Jaakkola and Jordan's parabola touches softplus at x, and at -x again."""
+    (bound,) = curvature(np.array([x]))
+    parabola = np.logaddexp(0, x) + (y - x) / (1 + math.exp(-x)) + bound * (y - x) ** 2 / 2
+    assert np.logaddexp(0, y) <= parabola + 1e-9
+    mirrored = np.logaddexp(0, x) - 2 * x / (1 + math.exp(-x)) + bound * (2 * x) ** 2 / 2
+    assert np.logaddexp(0, -x) == pytest.approx(mirrored, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "without" not in k])
+def test_the_line_search_finds_the_minimum_along_a_direction(kind):
+    """Against a grid; nothing is gained uphill, and no cost moves by more than 10."""
+    for seed in range(3):
+        problem = Problem(seed=seed, **{**KINDS[kind], "snr_weight": 0.0})
+        grad, hess = problem.loss.gradient(problem.outputs)
+        shifts = list(problem.loss._shifts)
+        down = -grad / np.maximum(hess, 1e-3)
+
+        def value(step, problem=problem, down=down, shifts=shifts):
+            return float(problem.total(torch.from_numpy(problem.outputs + step * down), shifts))
+
+        found = problem.loss.best_step(problem.outputs, down)
+        lowest = min(map(value, np.linspace(0, 2 * found, 101)))
+        assert found > 0
+        assert value(found) <= lowest + 1e-2 * (value(0) - lowest)
+        assert problem.loss.best_step(problem.outputs, -down) == 0
+        moved = np.abs(problem.rows.costs(found * down)).max()
+        assert moved <= 10 + 1e-9 or problem.marks
+
+
+def test_a_loss_that_falls_without_end_is_followed_ten_units_of_cost_far():
+    buffer = PreferenceBuffer([Trajectory(np.full((1, 1), x), np.zeros((1, 1))) for x in (0.0, 1)])
+    buffer.add_labels([(0, 1)], [Label(1, 1, 0)])
+    batch, model = buffer.batch(np.array([0])), TreeCost(*boxes(1, 1), output_scale=0.5)
+    rows = Rows(model, batch.trajectories, (), max_rows=9, rng=rng())
+    loss = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ())
+    assert loss.best_step(np.zeros(2), np.array([-1.0, 1.0])) == 20  # half of it in cost
+
+
+# -- Boosting --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, 1.0])
+@pytest.mark.parametrize("snr_weight", [0.0, 0.05])
+def test_every_tree_lowers_the_training_loss(learning_rate, snr_weight):
+    buffer = labelled(60, seed=1, pairs_each=1.5)
+    trainer = fresh_trainer(
+        learning_rate=learning_rate, snr_weight=snr_weight, dead_zone=0.5, rounds=30
+    )
+    loss = trainer.fit(buffer)
+    options = {"dead_zone": 0.5, "snr_weight": snr_weight}
+    losses = [total_loss(first_trees(trainer.model, n), buffer, **options) for n in range(31)]
+    assert losses[0] == pytest.approx(2 * LN_2 + (math.log1p(math.exp(0.5)) - LN_2) * 0.5, abs=0.1)
+    assert (np.diff(losses) < 1e-6).all()
+    assert losses[-1] < 0.5 * losses[0]
+    assert loss == pytest.approx(losses[-1], abs=1e-5)
+
+
+def test_swapping_the_members_of_all_pairs_and_their_labels_gives_the_same_trees():
+    given = labelled(40, seed=1)
+    swapped = PreferenceBuffer(given.trajectories)
+    labels = [Label(1 - mu, second, first) for mu, first, second in given.labels.tolist()]
+    swapped.add_labels(given.labelled_pairs[:, ::-1], labels)
+    models = []
+    for buffer in (given, swapped):
+        trainer = fresh_trainer()
+        trainer.fit(buffer)
+        models.append(trainer.model)
+    assert_same_trees(*models, rtol=1e-5, atol=1e-7)
+
+
+def test_the_order_of_the_pairs_does_not_matter():
+    given = labelled(40, seed=1)
+    shuffled, order = PreferenceBuffer(given.trajectories), rng().permutation(len(given))
+    labels = [Label(*row) for row in given.labels[order].tolist()]
+    shuffled.add_labels(given.labelled_pairs[order], labels)
+    models = []
+    for buffer in (given, shuffled):
+        trainer = fresh_trainer()
+        trainer.fit(buffer)
+        models.append(trainer.model)
+    assert_same_trees(*models, rtol=1e-5, atol=1e-7)
+
+
+def test_the_same_seed_grows_the_same_trees_on_one_thread_and_on_two():
+    def grown(**options):
+        trainer = fresh_trainer(**options)
+        trainer.pretrain(labelled(40, seed=1), labelled(20, seed=2))
+        add_labelled(buffer := labelled(40, seed=1), 20, seed=3)
+        trainer.update(buffer, np.arange(40, 60))
+        return trainer.model
+
+    first = grown()
+    assert_same_trees(grown(), first)
+    assert_same_trees(grown(threads=2), first)
+    other = grown(seed=1)
+    assert other.score(labelled(2, seed=4).trajectories).tolist() != pytest.approx(
+        first.score(labelled(2, seed=4).trajectories).tolist()
+    )
+
+
+def test_true_costs_reach_the_trees_through_labels_only():
+    given = labelled(40, seed=1)
+    blind = PreferenceBuffer([Trajectory(t.obs, t.actions) for t in given.trajectories])
+    blind.add_labels(given.labelled_pairs, [Label(*row) for row in given.labels.tolist()])
+    trainers = [fresh_trainer(), fresh_trainer()]
+    for trainer, buffer in zip(trainers, (given, blind), strict=True):
+        trainer.fit(buffer)
+    assert_same_trees(*(trainer.model for trainer in trainers))
+
+
+def test_a_fit_replaces_the_trees_that_were_there():
+    trainer, buffer = fresh_trainer(rounds=5), labelled(40, seed=1)
+    trainer.fit(buffer)
+    trainer.fit(buffer)
+    assert trainer.model.num_trees == 5
+    assert trainer.steps == 10
+
+
+def test_bytes_are_learned_from_as_numbers():
+    trainers, buffers = [], []
+    for dtype in (np.uint8, np.float32):
+        episodes = [
+            Trajectory((255 * t.obs).astype(np.uint8).astype(dtype), t.actions)
+            for t in peaky_episodes(40, seed=1)
+        ]
+        buffers.append(PreferenceBuffer(episodes))
+        given = labelled(40, seed=1)
+        labels = [Label(*row) for row in given.labels.tolist()]
+        buffers[-1].add_labels(given.labelled_pairs, labels)
+        trainers.append(fresh_trainer())
+        trainers[-1].fit(buffers[-1])
+    assert_same_trees(*(trainer.model for trainer in trainers))
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.97])
+def test_labels_of_new_episodes_are_predicted(discount):
+    trainer = fresh_trainer(rounds=60, discount=discount)
+    trainer.fit(labelled(150, seed=1))
+    test = trainer.evaluate(labelled(100, seed=2))
+    assert test.pair_accuracy > 0.8
+    assert test.safety_accuracy > 0.8
+
+
+def test_episodes_of_different_lengths_are_learned_from():
+    """Costs of a step, not of an episode, carry over to others of another length."""
+    whole = peaky_episodes(100, seed=1, steps=40)
+    random = rng()
+    buffer = PreferenceBuffer(
+        [Trajectory(t.obs[:n], t.actions[:n], t.costs[:n]) for t in whole for n in [random.integers(1, 41)]]
+    )
+    pairs = draw_pairs(100, 150, rng=random)
+    buffer.add_labels(pairs, SyntheticOracle(3).label(buffer.queries(pairs)))
+    trainer = fresh_trainer(rounds=60)
+    with pytest.warns(UserWarning, match="episodes differ in length, from 1 to"):
+        trainer.fit(buffer)
+    assert step_auroc(trainer.model.step_cost, peaky_episodes(40, seed=2)) > 0.9
+
+
+def test_two_episodes_of_one_step_are_enough_not_to_fail():
+    buffer = PreferenceBuffer([Trajectory(np.full((1, 5), x), np.zeros((1, 1))) for x in (0.0, 1)])
+    buffer.add_labels([(0, 1)], [Label(1, 1, 0)])
+    trainer = fresh_trainer()
+    assert trainer.fit(buffer) <= 2 * LN_2 + 1e-6
+
+
+def test_which_steps_cost_is_found_from_150_pairs_of_whole_episodes():
+    """20 inputs, of which the largest of 8 decides. The network tells steps apart little better
+    than a coin, whose AUROC is 0.5: measured on three seeds, trees 0.99, the network 0.5 to 0.65.
+    """
+    sizes = {"steps": 50, "inputs": 20, "peaks": 8}
+    train, valid = (labelled(2 * n, seed=n, pairs_each=0.5, **sizes) for n in (135, 15))
+    test = peaky_episodes(60, seed=3, **sizes)
+    trees = fresh_trainer(inputs=20, steps=50, rounds=150)
+    trees.pretrain(train, valid)
+    assert step_auroc(trees.model.step_cost, test) > 0.95
+    torch.manual_seed(0)
+    net = CostModel(*boxes(19, 1), output_scale=50**-0.5)
+    net.fit_input_scale(train.trajectories)
+    CostModelTrainer(net, rng=rng()).pretrain(train, valid, max_epochs=50)
+    assert step_auroc(net.step_cost, test) < 0.75
+
+
+def test_inputs_that_hardly_ever_change_do_not_end_the_growth():
+    """Seven inputs of eight are 1 in one step of all; a tree that sees them alone has no split."""
+    buffer = PreferenceBuffer()
+    episodes = peaky_episodes(40, seed=1, inputs=2, peaks=1)
+    for i, one in enumerate(episodes):
+        rare = np.zeros((20, 7), np.float32)
+        if i < 7:
+            rare[3, i] = 1
+        buffer.add_trajectories([Trajectory(np.c_[one.obs, rare], one.actions, one.costs)])
+    pairs = draw_pairs(40, 40, rng=rng())
+    buffer.add_labels(pairs, SyntheticOracle(4).label(buffer.queries(pairs)))
+    sizes = []
+    for seed in range(5):
+        trainer = fresh_trainer(seed=seed, inputs=9, rounds=20)
+        trainer.fit(buffer)
+        sizes.append(trainer.model.num_trees)
+    assert sizes == [20] * 5
+
+
+# -- Clips and marks -------------------------------------------------------------------------
+
+
+def unsafe_clips(num, *, seed, length=4):
+    """Two in five unsafe: a step of theirs costs."""
+    clips = cut_segments(peaky_episodes(num, seed=seed), length)[::5][:num]
+    return [Clip(clip, float(clip.true_cost == 0)) for clip in clips]
+
+
+def marked(num, *, seed):
+    """Every other step has a mark."""
+    episodes = peaky_episodes(num, seed=seed)
+    return [Marks(t, np.where(np.arange(len(t)) % 2, t.costs, NAN)) for t in episodes]
+
+
+def test_clips_and_marked_steps_tell_more_of_steps_than_pairs_alone():
+    buffer, test = labelled(24, seed=1), peaky_episodes(60, seed=2)
+    found = {}
+    for kind, more in {
+        "pairs": {},
+        "clips": {"clips": unsafe_clips(60, seed=3)},
+        "marks": {"marks": marked(6, seed=3)},
+        "both": {"clips": unsafe_clips(60, seed=3), "marks": marked(6, seed=3)},
+    }.items():
+        trainer = fresh_trainer(rounds=60)
+        trainer.fit(buffer, **more)
+        found[kind] = step_auroc(trainer.model.step_cost, test)
+    print(found)
+    assert found["clips"] > found["pairs"] + 0.03
+    assert found["marks"] > found["pairs"] + 0.03
+    assert found["both"] > found["pairs"] + 0.03
+
+
+def test_clips_and_marks_help_in_pretraining_too():
+    train, valid, test = labelled(24, seed=1), labelled(20, seed=4), peaky_episodes(60, seed=2)
+    found = []
+    for more in ({}, {"clips": unsafe_clips(60, seed=3), "marks": marked(6, seed=3)}):
+        trainer = fresh_trainer(rounds=60)
+        trainer.pretrain(train, valid, **more)
+        found.append(step_auroc(trainer.model.step_cost, test))
+    assert found[1] > found[0] + 0.03
+
+
+def test_clips_are_judged_by_a_standard_of_their_own():
+    """All of them unsafe: they say nothing of where the limit of episodes is."""
+    buffer = labelled(40, seed=1)
+    trainer = fresh_trainer(rounds=60)
+    trainer.fit(buffer, clips=[Clip(t, 0.0) for t in peaky_episodes(40, seed=3)])
+    assert trainer.evaluate(buffer).safety_accuracy > 0.9
+
+
+def test_clips_and_marks_without_an_answer_change_nothing():
+    """But for the thresholds to choose from, since their steps are seen."""
+    buffer, trainer = labelled(40, seed=1), fresh_trainer()
+    without = trainer.fit(buffer)
+    clips = [Clip(t, NAN) for t in cut_segments(buffer.trajectories[:1], 4)]
+    marks = [Marks(t, np.full(len(t), NAN)) for t in buffer.trajectories[:1]]
+    found = fresh_trainer().fit(buffer, clips=clips, marks=marks)
+    assert found == pytest.approx(without, rel=0.2)
+
+
+@pytest.mark.parametrize("lengths", [(19, 20), (21, 20), (19, 21)])
+def test_marks_that_are_not_one_per_step_are_refused(lengths):
+    """19 and 21 are together as many as the steps of both."""
+    marks = [
+        Marks(t, np.zeros(n)) for t, n in zip(peaky_episodes(2, seed=3), lengths, strict=True)
+    ]
+    with pytest.raises(ValueError, match=r"."):
+        fresh_trainer(rounds=2).fit(labelled(20, seed=1), marks=marks)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"clips": [Clip(Trajectory(np.zeros((2, 5)), np.zeros((2, 1))), 2.0)]},
+        {"marks": [Marks(Trajectory(np.zeros((2, 5)), np.zeros((2, 1))), np.array([0, 3]))]},
+    ],
+    ids=["clip", "mark"],
+)
+def test_a_probability_above_1_is_refused(more):
+    with pytest.raises(ValueError, match=r"labels in \[0, 1\] or NaN"):
+        fresh_trainer(rounds=2).fit(labelled(20, seed=1), **more)
+
+
+def test_clips_of_other_sizes_are_refused():
+    clip = Clip(Trajectory(np.zeros((2, 3)), np.zeros((2, 3))), 1.0)
+    with pytest.raises(ValueError, match=r"\(obs_dim, act_dim\) = \(5, 1\), got \(3, 3\)"):
+        fresh_trainer().fit(labelled(20, seed=1), clips=[clip])
+
+
+# -- Pretraining -----------------------------------------------------------------------------
+
+
+def noisy(limit=4):
+    return SyntheticOracle(
+        limit, teacher=Teacher(preference_noise=0.3, safety_noise=0.3), rng=rng()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:labels of the same trajectories should agree")
+def test_early_stopping_keeps_as_many_trees_as_were_best():
+    train, valid = labelled(40, seed=1, oracle=noisy()), labelled(60, seed=2)
+    trainer, seen = fresh_trainer(rounds=150, dead_zone=0.3), []
+    history = trainer.pretrain(
+        train, valid, patience=30, on_evaluation=lambda size, found: seen.append((size, found))
+    )
+    best = trainer.model.num_trees
+    assert 0 < best < 150
+    assert seen == [(10 * i, found) for i, found in enumerate(history)]
+    assert len(history) == (best + 30) // 10 + 1  # it stopped thirty trees later
+    assert trainer.steps == best
+    losses = []
+    for size in range(best + 1):
+        part = fresh_trainer(model=first_trees(trainer.model, size), dead_zone=0.3)
+        found = part.evaluate(valid)
+        losses.append(found.selection_loss)
+        if size % 10 == 0:
+            assert history[size // 10].selection_loss == pytest.approx(losses[-1], abs=1e-5)
+            assert history[size // 10].pair_accuracy == pytest.approx(found.pair_accuracy)
+    assert min(losses[:-1]) > losses[-1]
+    assert min(found.selection_loss for found in history) > losses[-1] - 1e-6
+
+
+def test_the_first_evaluation_is_that_of_a_coin():
+    trainer, calls = fresh_trainer(), []
+    history = trainer.pretrain(
+        labelled(40, seed=1),
+        labelled(20, seed=2),
+        on_evaluation=lambda size, found: calls.append((size, found.preference_loss)),
+    )
+    assert calls[0] == (0, pytest.approx(LN_2))
+    assert history[0].pair_accuracy == 0.5
+    assert history[0].cost_std == 0
+
+
+def test_training_that_never_helps_leaves_no_tree():
+    opposite = SyntheticOracle(4, teacher=Teacher(preference_noise=1, safety_noise=1), rng=rng())
+    trainer = fresh_trainer()
+    history = trainer.pretrain(
+        labelled(40, seed=1), labelled(20, seed=2, oracle=opposite), patience=10
+    )
+    assert trainer.model.num_trees == 0
+    assert trainer.steps == 0
+    assert len(history) == 2
+
+
+def test_later_fits_have_as_many_trees_as_pretraining_found_best():
+    trainer, buffer = fresh_trainer(rounds=150), labelled(40, seed=1)
+    trainer.pretrain(buffer, labelled(40, seed=2), patience=5)
+    best = trainer.model.num_trees
+    assert 0 < best < 150
+    trainer.update(buffer, add_labelled(buffer, 20, seed=3))
+    assert trainer.model.num_trees == best
+    assert trainer.steps == 2 * best
+
+
+@pytest.mark.parametrize("which", ["train", "valid"])
+def test_pretraining_without_labels_is_refused(which):
+    buffers = {"train": labelled(20, seed=1), "valid": labelled(20, seed=2)}
+    blank = PreferenceBuffer(peaky_episodes(2, seed=3))
+    blank.add_labels([(0, 1)], [Label(NAN, NAN, NAN)])
+    for empty, found in [(PreferenceBuffer(), "the buffer's 0 pairs"), (blank, "buffer's 1 pairs")]:
+        with pytest.raises(LabelError, match=found):
+            fresh_trainer().pretrain(**{**buffers, which: empty})
+
+
+def test_training_on_one_sided_labels_is_refused():
+    all_safe = labelled(20, seed=1, oracle=SyntheticOracle(1000))
+    for train in (fresh_trainer().fit, lambda b: fresh_trainer().pretrain(b, labelled(9, seed=2))):
+        with pytest.raises(LabelError, match="got 40 safe and 0 unsafe"):
+            train(all_safe)
+    with pytest.raises(LabelError, match="the buffer's 0 pairs have none"):
+        fresh_trainer().fit(PreferenceBuffer())
+
+
+def test_validation_on_what_is_trained_on_is_refused():
+    buffer, partly = labelled(20, seed=1), labelled(20, seed=2)
+    partly.add_trajectories(buffer.trajectories[:3])
+    with pytest.raises(ValueError, match="20 of the 20 to validate on are trained on, too; split"):
+        fresh_trainer().pretrain(buffer, buffer)
+    with pytest.raises(ValueError, match="must be new to the model, but 3 of the 23 to validate"):
+        fresh_trainer().pretrain(buffer, partly)
+
+
+def test_inputs_that_never_change_are_refused():
+    buffer = PreferenceBuffer([Trajectory(np.ones((4, 5)), np.zeros((4, 1))) for _ in range(2)])
+    buffer.add_labels([(0, 1)], [Label(1, 1, 0)])
+    with pytest.raises(LabelError, match="but all 6 inputs are the same in all 8 steps; check wha"):
+        fresh_trainer().fit(buffer)
+
+
+def test_episodes_beyond_the_horizon_are_refused_and_the_trees_stay():
+    trainer, buffer = fresh_trainer(horizon=10), labelled(20, seed=1)
+    message = "learned on: 10, got a trajectory of 20"
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(buffer)
+    assert trainer.model.num_trees == 0
+    with pytest.raises(ValueError, match=message):
+        trainer.pretrain(buffer, labelled(20, seed=2))
+
+
+def test_episodes_that_all_fall_short_of_the_horizon_are_suspected_to_be_segments():
+    trainer, buffer = fresh_trainer(horizon=50, rounds=2), labelled(20, seed=1)
+    with pytest.warns(RuntimeWarning, match="have 20 steps, and the model a horizon of 50"):
+        trainer.fit(buffer)
+    trainer.fit(buffer)  # it warns once
+
+
+# -- Variance term ---------------------------------------------------------------------------
+
+
+def test_a_strong_variance_term_without_a_bound_is_reported_as_running_away():
+    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=60), labelled(20, seed=1)
+    with pytest.warns(RuntimeWarning, match=r"sd\(C\) = .* is above 20, .*; set max_std") as caught:
+        trainer.fit(buffer)
+    assert len(caught) == 1
+    trainer.fit(buffer)  # it warns once
+
+
+def test_a_strong_variance_term_without_a_bound_is_reported_in_pretraining_too():
+    trainer = fresh_trainer(snr_weight=1.0, max_std=None, rounds=60)
+    with pytest.warns(RuntimeWarning, match=r"sd\(C\) = .* is above 20, .*; set max_std"):
+        trainer.pretrain(labelled(20, seed=1), labelled(20, seed=2), patience=60)
+
+
+def test_a_bounded_variance_term_does_not_run_away():
+    trainer, buffer = fresh_trainer(snr_weight=1.0, max_std=5.0, rounds=60), labelled(20, seed=1)
+    trainer.fit(buffer)
+    assert trainer.evaluate(buffer).cost_std < 20
+
+
+# -- Members ---------------------------------------------------------------------------------
+
+
+def test_each_member_fits_its_own_resample_of_the_trajectories_best():
+    buffer = labelled(60, seed=1, pairs_each=2)
+    trainer = fresh_trainer(num_members=3, snr_weight=0.0, dead_zone=0.0)
+    trainer.fit(buffer)
+    trees = trainer.model.trees
+    assert trees.feature.shape == (3, 20, 7)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert not torch.equal(trees.value[i], trees.value[j])
+    batch = buffer.batch(np.arange(len(buffer)))
+    excess = torch.from_numpy(trainer.model.member_scores(batch.trajectories))
+    losses = np.empty((3, 3))  # of a member on a resample
+    for part, on in zip(bootstrapped(batch, 3), losses.T, strict=True):
+        first, second = part.pairs.T
+        for m in range(3):
+            on[m] = pbci_loss(
+                excess[m][first],
+                excess[m][second],
+                part.preference,
+                *part.safe.unbind(1),
+                dead_zone=0.0,
+                snr_weight=0.0,
+            ).total
+    assert losses.argmin(axis=0).tolist() == [0, 1, 2]
+
+
+def test_members_of_different_sizes_are_stopped_each_where_it_was_best():
+    trainer = fresh_trainer(num_members=3, rounds=100)
+    calls = []
+    history = trainer.pretrain(
+        labelled(40, seed=1),
+        labelled(40, seed=2),
+        patience=10,
+        on_evaluation=lambda size, _: calls.append(size),
+    )
+    assert calls[: len(history)] == [10 * i for i in range(len(history))]
+    used = (trainer.model.value != 0).any(dim=2)  # a smaller member is followed by nothing
+    sizes = used.sum(dim=1).tolist()
+    assert trainer.model.num_trees == max(sizes) < 100
+    assert len(set(sizes)) > 1
+    assert [used[m, :n].all().item() for m, n in enumerate(sizes)] == [True] * 3
+
+
+# -- Many steps ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("discount", [1.0, 0.98])
+def test_costs_estimated_from_every_tenth_step_are_right_on_average(discount):
+    """40 episodes of 50 to 150 steps; the mean over 300 draws, within five standard errors."""
+    random = rng()
+    given = [
+        Trajectory(random.normal(size=(n, 2)), np.zeros((n, 1)))
+        for n in random.integers(50, 151, size=40)
+    ]
+    model = TreeCost(*boxes(2, 1), output_scale=0.1, discount=discount)
+    true = [0.1 * (t.obs[:, 0] * discount ** np.arange(len(t))).sum() for t in given]
+    found = []
+    for _ in range(300):
+        rows = Rows(model, given, (), max_rows=sum(map(len, given)) // 10 + 1, rng=random)
+        assert 0.09 * sum(map(len, given)) < len(rows.columns) < 0.12 * sum(map(len, given))
+        found.append(rows.costs(rows.columns[:, 0].astype(np.float64)))
+    error = np.std(found, axis=0) / 300**0.5
+    assert (np.abs(np.mean(found, axis=0) - true) < 5 * error + 0.02 * np.abs(true)).all()
+
+
+def test_all_steps_are_taken_if_there_are_not_too_many():
+    given = peaky_episodes(5, seed=1)
+    model = TreeCost(*boxes(5, 1), output_scale=0.5)
+    random = rng()
+    rows = Rows(model, given, (), max_rows=100, rng=random)
+    assert random.random() == rng().random()  # none was drawn
+    np.testing.assert_array_equal(rows.columns[:, :5], np.concatenate([t.obs for t in given]))
+    np.testing.assert_array_equal(rows.columns[:, 5:], np.concatenate([t.actions for t in given]))
+    assert rows.weight.tolist() == [0.5] * 100
+    assert rows.starts.tolist() == [0, 20, 40, 60, 80, 100]
+    assert rows.costs(np.arange(100.0)).tolist() == [95, 295, 495, 695, 895]
+
+
+def test_marked_steps_are_taken_in_whole_however_many_there_are():
+    given, marks = peaky_episodes(5, seed=1), marked(2, seed=2)
+    rows = Rows(TreeCost(*boxes(5, 1)), given, marks, max_rows=50, rng=rng())
+    assert (rows.num_steps, len(rows.columns)) == (50, 90)
+    np.testing.assert_array_equal(rows.columns[50:70, :5], marks[0].trajectory.obs)
+
+
+def test_a_third_of_the_steps_is_enough_to_learn_from():
+    trainer = fresh_trainer(rounds=60, max_rows=2000)
+    trainer.fit(labelled(300, seed=1))  # 6,000 steps
+    assert step_auroc(trainer.model.step_cost, peaky_episodes(60, seed=2)) > 0.9
+    trainer = fresh_trainer(rounds=60, max_rows=2000)
+    trainer.pretrain(labelled(300, seed=1), labelled(60, seed=3))
+    assert step_auroc(trainer.model.step_cost, peaky_episodes(60, seed=2)) > 0.9
+
+
+# -- Online rounds ---------------------------------------------------------------------------
+
+
+def sign_trainer(**options):
+    """A step costs -1 where s <= 0, else 1, and an episode of one step as much."""
+    model = TreeCost(*boxes(1, 1), output_scale=1.0)
+    nothing = torch.full((1, 1, 7), -128, dtype=torch.int8)
+    left, right = nothing.clone(), nothing.clone()
+    left[..., 0], right[..., 0] = -1, -2
+    value = torch.zeros(1, 1, 8)
+    value[..., 0], value[..., 1] = -1, 1
+    feature, threshold = torch.zeros(1, 1, 7, dtype=torch.int32), torch.zeros(1, 1, 7)
+    model.set_trees(Trees(feature, threshold, left, right, value))
+    return TreeTrainer(model, rng=rng(), **options)
+
+
+def buffer_of(states, pairs, labels):
+    buffer = PreferenceBuffer([Trajectory(np.array([[s]]), np.zeros((1, 1))) for s in states])
+    buffer.add_labels(np.array(pairs), labels)
+    return buffer
+
+
+def test_a_round_moves_the_dead_zone_and_fits_with_it():
+    """New members are judged safe, unsafe, unsafe, unsafe: three of four; two are labelled so.
+
+    The dead zone falls by 2 · 0.5 · (3/4 - 2/4) = 0.25 to 0.75 before the loss is taken.
+    """
+    labels = [Label(1, 1, 0), Label(1, 1, 1), Label(1, 0, 0)]
+    buffer = buffer_of([-1.0, 2.0, 0.0, 3.0, 4.0], [[0, 1], [2, 3], [4, 1]], labels)
+    trainer = sign_trainer(dead_zone=DeadZone(1.0, lr=0.5))
+    trainer.steps = 1
+    found = trainer.update(buffer, np.array([1, 2]))
+    assert trainer.dead_zone.value == 0.75
+    assert found == {
+        "violation_gap": 1 / 4,
+        "violation_rate": 1 / 2,
+        "finetune_loss": pytest.approx(
+            total_loss(trainer.model, buffer, dead_zone=0.75), abs=1e-6
+        ),
+    }
+    assert trainer.num_untuned == 0
+
+
+def test_before_the_first_training_the_dead_zone_stays():
+    trainer, buffer = fresh_trainer(dead_zone=DeadZone(1.0, lr=0.5)), labelled(20, seed=1)
+    found = trainer.update(buffer, np.arange(20))
+    assert found["violation_gap"] == -found["violation_rate"] < 0
+    assert trainer.dead_zone.value == 1
+    assert (trainer.steps, trainer.model.num_trees) == (20, 20)
+    trainer.update(buffer, add_labelled(buffer, 2, seed=2))
+    trainer.update(buffer, add_labelled(buffer, 2, seed=3, limit=1))
+    assert trainer.dead_zone.value != 1
+
+
+@pytest.mark.parametrize("num", [10, 20, 30, 70, 100])
+def test_fits_wait_until_the_labels_have_grown_by_a_tenth(num):
+    """After one of 20 pairs those of 21 wait, and those of 22 do not."""
+    trainer, buffer = fresh_trainer(rounds=2), labelled(num, seed=1)
+    assert "finetune_loss" in trainer.update(buffer, np.arange(num))
+    tenth, steps = num // 10, trainer.steps
+    if tenth > 1:
+        found = trainer.update(buffer, add_labelled(buffer, tenth - 1, seed=2))
+        assert set(found) == {"violation_gap", "violation_rate"}
+        assert (trainer.steps, trainer.num_untuned) == (steps, tenth - 1)
+    found = trainer.update(buffer, add_labelled(buffer, 1, seed=3))
+    assert "finetune_loss" in found
+    assert (trainer.steps, trainer.num_untuned) == (steps + 2, 0)
+
+
+def test_fits_after_pretraining_wait_for_a_tenth_more_than_it_had():
+    trainer, buffer = fresh_trainer(rounds=20), labelled(40, seed=1)
+    trainer.pretrain(buffer, labelled(20, seed=2))
+    assert "finetune_loss" not in trainer.update(buffer, add_labelled(buffer, 3, seed=3))
+    assert "finetune_loss" in trainer.update(buffer, add_labelled(buffer, 2, seed=4))
+
+
+def test_one_sided_labels_train_nothing_and_stay_new():
+    trainer = fresh_trainer()
+    buffer = labelled(6, seed=1, oracle=SyntheticOracle(1000))
+    found = trainer.update(buffer, np.arange(6))
+    assert found == {"violation_gap": 0, "violation_rate": 0}
+    assert (trainer.steps, trainer.num_untuned, trainer.model.num_trees) == (0, 6, 0)
+    found = trainer.update(buffer, add_labelled(buffer, 1, seed=2, limit=0))
+    assert "finetune_loss" in found
+    assert (trainer.steps > 0, trainer.num_untuned) == (True, 0)
+
+
+def test_a_round_without_new_labels_changes_nothing():
+    trainer, buffer = fresh_trainer(), labelled(20, seed=1)
+    assert trainer.update(buffer, np.empty(0, np.int64)) == {}
+    assert (trainer.steps, trainer.num_untuned, trainer.model.num_trees) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("new", [[0], [0, 1, 2, 3], [2, 1], [3]])
+def test_new_pairs_that_are_not_the_last_ones_are_refused(new):
+    with pytest.raises(ValueError, match=r"the last ones of the buffer, which has 3, got the pos"):
+        fresh_trainer().update(labelled(3, seed=1), np.array(new))
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_training_goes_on_exactly_where_a_state_was_taken(num_members):
+    options = {
+        "num_members": num_members,
+        "max_rows": 900,  # so that steps are drawn, too
+        "dead_zone": DeadZone(0.5, lr=0.3),
+        "rounds": 30,
+    }
+
+    def start():
+        trainer = fresh_trainer(**copy.deepcopy(options))
+        buffer = labelled(40, seed=1)
+        trainer.pretrain(buffer, labelled(30, seed=2), patience=5)
+        for i in range(3):  # the last one waits
+            trainer.update(buffer, add_labelled(buffer, (8, 8, 1)[i], seed=3 + i))
+        return trainer, buffer
+
+    def go_on(trainer, buffer):
+        found = trainer.update(buffer, add_labelled(buffer, 2, seed=9))
+        return [found, trainer.update(buffer, add_labelled(buffer, 20, seed=10))]
+
+    whole, buffer = start()
+    expected = go_on(whole, buffer)
+    assert "finetune_loss" in expected[1]
+
+    before, buffer = start()
+    assert before.num_untuned == 1
+    state, trees = before.state_dict(), before.model.state_dict()
+    after = fresh_trainer(seed=99, **copy.deepcopy(options))
+    after._rng.bit_generator.state = before._rng.bit_generator.state
+    after.load_state_dict(state)
+    after.model.load_state_dict(trees)
+    assert go_on(after, buffer) == expected
+    assert_same_trees(after.model, whole.model)
+    assert after.state_dict() == whole.state_dict()
+
+
+# -- Arguments -------------------------------------------------------------------------------
+
+
+def test_a_network_is_refused_in_favour_of_its_own_trainer():
+    with pytest.raises(TypeError, match=r"trees of a TreeCost, got CostModel\(.*CostModelTrainer"):
+        TreeTrainer(CostModel(*boxes(1, 1)), rng=rng())
+    with pytest.raises(TypeError, match=r"trees of a TreeCost, got 'model.safetensors'"):
+        TreeTrainer("model.safetensors", rng=rng())
+
+
+def test_trees_are_refused_by_the_trainer_of_networks_by_name():
+    with pytest.raises((TypeError, ValueError), match="TreeTrainer"):
+        CostModelTrainer(TreeCost(*boxes(1, 1)), rng=rng())
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"rounds": 0}, r"rounds must lie in \[1, inf\), got 0"),
+        ({"max_rows": 0}, r"max_rows must lie in \[1, inf\), got 0"),
+        ({"threads": 0}, r"threads must lie in \[1, inf\), got 0"),
+        ({"learning_rate": 0.0}, r"learning_rate must lie in \(0, 1\], got 0.0"),
+        ({"learning_rate": 1.5}, r"learning_rate must lie in \(0, 1\], got 1.5"),
+        ({"snr_weight": -1.0}, r"snr_weight must lie in \[0, inf\), got -1.0"),
+        ({"max_std": 0.0}, r"max_std must lie in \(0, inf\], got 0.0"),
+        ({"dead_zone": -1.0}, "a dead zone needs 0 <= initial"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(option, message):
+    with pytest.raises(ValueError, match=message):
+        fresh_trainer(**option)
+    with pytest.raises(ValueError, match=r"patience must lie in \[1, inf\), got 0"):
+        fresh_trainer().pretrain(labelled(20, seed=1), labelled(20, seed=2), patience=0)
+
+
+def test_a_number_is_a_fixed_dead_zone_and_none_is_one_of_0_that_moves():
+    fixed, moving = fresh_trainer(dead_zone=12), fresh_trainer()
+    assert fixed.dead_zone.update(1.0, 0.0) == 12
+    assert moving.dead_zone.value == 0
+    assert moving.dead_zone.update(0.0, 0.5) > 0
+
+
+def test_a_machine_without_lightgbm_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr("pbcrl.tree_trainer.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"LightGBM, which is not installed; .*pbcrl\[trees\]"):
+        fresh_trainer()
+
+
+@pytest.mark.parametrize("version", ["4.4.0", "3.3.5", "4.4.0.99"])
+def test_a_lightgbm_that_is_too_old_is_refused(monkeypatch, version):
+    monkeypatch.setattr(lightgbm, "__version__", version)
+    with pytest.raises(ImportError, match=rf"4\.5 or newer, got {version}; .*pbcrl\[trees\]"):
+        fresh_trainer()
+
+
+@pytest.mark.parametrize("version", ["4.5.0", "4.10.1", "5.0.0rc1", "4.6.0.99"])
+def test_a_lightgbm_that_is_new_enough_is_taken(monkeypatch, version):
+    monkeypatch.setattr(lightgbm, "__version__", version)
+    fresh_trainer()
