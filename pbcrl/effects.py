@@ -353,7 +353,10 @@ class _Probe:
 
 
 def _thresholds(edges: Floats, costs: Floats, sd: float) -> tuple[Threshold, ...]:
-    """Where the means of the curve over a window after an edge and before it differ most."""
+    """Where the jumps of a curve around an edge add up to most, near ones above all.
+
+    The means on both sides alone would mistake a small step near an end for a large one beside it.
+    """
     inner = edges[1:-1]
     if np.ptp(costs) <= 1e-6 * np.abs(costs).max():
         return ()
@@ -366,11 +369,13 @@ def _thresholds(edges: Floats, costs: Floats, sd: float) -> tuple[Threshold, ...
 
     after = mean(inner, np.minimum(inner + width, edges[-1]))
     change = after - mean(np.maximum(inner - width, edges[0]), inner)
-    best = int(np.abs(change).argmax())
-    against = -np.sign(change[best]) * change
-    other = int(against.argmax())
+    nearness = np.maximum(0.0, 1 - np.abs(inner[:, None] - inner) / width)
+    steepness = nearness @ np.diff(costs)
+    best = int(np.abs(steepness).argmax())
+    against = -np.sign(steepness[best])
+    other = int((against * steepness).argmax())
     least = max(abs(change[best]) / 3, sd / 5)
-    found = [best, other] if against[other] >= least else [best]
+    found = [best, other] if against * change[other] >= least else [best]
     return tuple(Threshold(at=float(inner[k]), change=float(change[k])) for k in found)
 
 

@@ -120,6 +120,12 @@ def test_a_valley_and_a_hill_have_two_thresholds_if_both_matter(splits, threshol
     assert found.rule == rule
 
 
+def test_a_small_step_near_the_end_is_not_mistaken_for_the_large_one_beside_it():
+    found = measured(stumps((0, 0.04, -0.2), (0, 0.1, -0.6)), drives())["obs[0]"]
+    assert found.threshold.at == np.float32(0.1)
+    assert found.threshold.change < -0.6
+
+
 def test_two_inputs_that_count_alike_have_an_importance_of_the_root_of_a_half():
     found = measured(stumps((0, 0.5, 1.0), (2, 0.5, 1.0)), drives(episodes=40))
     for name in ("obs[0]", "obs[2]"):
