@@ -15,16 +15,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
 import tyro
 
 from pbcrl import LearnedCost, Trajectory, load_cost_model
+from pbcrl.effects import effects, telling
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.export.policy import SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
+from pbcrl.spaces import names_of
 from pbcrl.storage import load_tensors
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
@@ -35,6 +37,9 @@ from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.run import print_groups
 from pbcrl_script_utils.verdict import interval, verdict
 from pbcrl_script_utils.video import check_film, film
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # -- Args ------------------------------------------------------------------------------------------
 
@@ -58,7 +63,7 @@ class Args:
     capture_video: NonNegativeInt = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     plots: bool = False
-    """draw the learned cost against the true one, into plots/ in the run's folder"""
+    """draw the learned cost, against the true one and by what it follows, into plots/ of the run"""
     trust_script: bool = False
     """run the copy of the script in the run's folder, if it is not the one beside evaluate.py"""
     upstream: bool = False
@@ -289,6 +294,7 @@ def draw_plots(
     figures = {
         "steps": plots.step_costs(middle, cost_model, f"{env_id}, one episode"),
         "plane": plots.plane(env_id, cost_model, seed=seed),
+        "effects": draw_effects(env_id, episodes, cost_model, limit),
     }
     if np.isfinite(limit) and np.isfinite(true).all():
         costs = true, learned, limit, cost_model.learned_limit
@@ -296,6 +302,28 @@ def draw_plots(
         figures["tail"] = plots.tail(*costs, env_id)
     paths = (plots.save(one, folder / "plots" / f"{name}.png") for name, one in figures.items())
     return [path for path in paths if path is not None]
+
+
+def draw_effects(
+    env_id: str, episodes: list[Trajectory], cost_model: LearnedCost, limit: float
+) -> Figure | None:
+    """Draw what the learned cost follows, over steps of episodes that are safe and that are not."""
+    from pbcrl_script_utils import plots
+
+    if len(cost_model.obs_shape) != 1:
+        return None  # pixels have no names
+    true = true_costs(episodes)
+    if math.isfinite(limit) and np.isfinite(true).all():
+        safe, note = true <= limit, f"an episode is safe if its true cost is at most {limit:g}"
+    else:
+        safe = cost_model.score(episodes) <= cost_model.learned_limit
+        note = "an episode is safe if its learned cost is at most the learned limit"
+    envs = make_envs(env_id, 1)
+    names = names_of(envs)
+    envs.close()
+    rng = np.random.default_rng(0)
+    found = effects(cost_model, episodes, rng=rng, safe=safe, names=names)
+    return plots.effects(telling(found), f"What the learned cost of {env_id} follows", note)
 
 
 if __name__ == "__main__":

@@ -589,7 +589,7 @@ def train(args: Args) -> Path:
         summary |= {**monitor.summary(), **progress.pretrained}
         summary |= {"dead_zone": trainer.dead_zone.value, "multiplier": multiplier.value}
         run.finish(summary)
-        utils.write_card(run.folder, cost_model)
+        utils.write_card(run.folder, cost_model, buffer, envs)
     envs.close()
     return run.folder
 

@@ -33,7 +33,7 @@ _WINDOW = 0.2  # of the curve's range, on either side of a threshold
 
 @dataclass(frozen=True)
 class Threshold:
-    """Where a curve rises or falls most."""
+    """Where a curve rises or falls."""
 
     at: float
     """Value of the input. Of trees it is a true split: the cost changes beyond it, not on it."""
@@ -63,8 +63,9 @@ class Effect:
     costs: Floats
     """The curve: mean learned cost per step while the input is between two edges and all others
     stay as they are, (K,)."""
-    threshold: Threshold | None
-    """None if the curve is flat."""
+    thresholds: tuple[Threshold, ...]
+    """Where the curve changes most; then where it changes most in the other direction, if that is a
+    third as much or more, and a fifth of the step cost's standard deviation. None if it is flat."""
     bins: Floats
     """Bounds of the bins of `shares`, as far as the curve goes, (31,)."""
     shares: Mapping[str, Floats] = field(repr=False)
@@ -72,23 +73,37 @@ class Effect:
     what lies outside counts in the bins at the ends, so that each sums to 1."""
 
     @property
-    def rule(self) -> str:
-        """The threshold in words: "cost rises above 0.93 (+0.12 per step)"; "no effect" without.
+    def threshold(self) -> Threshold | None:
+        """The first of `thresholds`."""
+        return self.thresholds[0] if self.thresholds else None
 
-        A curve that falls reads "cost rises below 0.93".
+    @property
+    def rule(self) -> str:
+        """The thresholds in words, with changes per step; "no effect" without any.
+
+        "cost rises above 0.93 (+0.12 per step)", or below. Of two, "cost rises below 0.00 (+0.25
+        per step) and above 1.76 (+0.16 per step)", or "cost rises above 0.2 (+0.1 per step) and
+        falls above 0.7 (-0.1 per step)".
         """
-        if self.threshold is None:
+        if not self.thresholds:
             return "no effect"
-        side, change = "above" if self.threshold.change > 0 else "below", abs(self.threshold.change)
-        return f"cost rises {side} {self.shown_threshold} (+{change:.2g} per step)"
+        first, *others = sorted(self.thresholds, key=lambda threshold: threshold.at)
+        side = "above" if first.change > 0 else "below"
+        text = f"cost rises {side} {self.shown(first)} (+{abs(first.change):.2g} per step)"
+        for other in others:
+            verb = "falls above" if other.change < 0 else "above"
+            text += f" and {verb} {self.shown(other)} ({other.change:+.2g} per step)"
+        return text
 
     @property
     def shown_threshold(self) -> str:
-        """The threshold to a twentieth of the curve's range or less, "0.93"; "" without one."""
-        if self.threshold is None:
-            return ""
-        digits = math.ceil(-math.log10((self.edges[-1] - self.edges[0]) / 20))
-        shown = round(self.threshold.at, digits) + 0.0  # no -0
+        """The first threshold as it is shown, "0.93"; "" without one."""
+        return self.shown(self.thresholds[0]) if self.thresholds else ""
+
+    def shown(self, threshold: Threshold) -> str:
+        """One of the thresholds, as finely as a thirtieth of the curve's range: "0.93"."""
+        digits = math.ceil(-math.log10((self.edges[-1] - self.edges[0]) / 30))
+        shown = round(threshold.at, digits) + 0.0  # no -0
         return f"{shown:.{max(0, digits)}f}"
 
 
@@ -156,7 +171,7 @@ def effects(
     return sorted(found, key=lambda effect: -effect.importance)
 
 
-def telling(found: Sequence[Effect], *, most: int = 6, least: float = 0.05) -> list[Effect]:
+def telling(found: Sequence[Effect], *, most: int = 6, least: float = 0.1) -> list[Effect]:
     """Pick the effects that are worth reading, the most important first.
 
     Of each group there is at most one: its highest value, its lowest, or a single input, whichever
@@ -176,7 +191,7 @@ def telling(found: Sequence[Effect], *, most: int = 6, least: float = 0.05) -> l
         key = effect.name if effect.group is None else effect.group
         if key not in best or effect.spread > best[key].spread:
             best[key] = effect
-    chosen = [e for e in best.values() if e.importance >= least and e.threshold is not None]
+    chosen = [e for e in best.values() if e.importance >= least and e.thresholds]
     return sorted(chosen, key=lambda effect: -effect.importance)[:most]
 
 
@@ -331,17 +346,20 @@ class _Probe:
             spread=0.0 if self.sd == 0 else float(at_steps.std() / self.sd),
             edges=edges,
             costs=curve,
-            threshold=_threshold(edges, curve),
+            thresholds=_thresholds(edges, curve, self.sd),
             bins=bins,
             shares=shares,
         )
 
 
-def _threshold(edges: Floats, costs: Floats) -> Threshold | None:
-    """Where the mean of the curve over a window after an edge and before it differ most."""
+def _thresholds(edges: Floats, costs: Floats, sd: float) -> tuple[Threshold, ...]:
+    """Where the jumps of a curve around an edge add up to most, near ones above all.
+
+    The means on both sides alone would mistake a small step near an end for a large one beside it.
+    """
     inner = edges[1:-1]
     if np.ptp(costs) <= 1e-6 * np.abs(costs).max():
-        return None
+        return ()
     sums = np.concatenate([[0.0], np.cumsum(costs * np.diff(edges))])
     width = _WINDOW * (edges[-1] - edges[0])
 
@@ -351,8 +369,14 @@ def _threshold(edges: Floats, costs: Floats) -> Threshold | None:
 
     after = mean(inner, np.minimum(inner + width, edges[-1]))
     change = after - mean(np.maximum(inner - width, edges[0]), inner)
-    best = int(np.abs(change).argmax())
-    return Threshold(at=float(inner[best]), change=float(change[best]))
+    nearness = np.maximum(0.0, 1 - np.abs(inner[:, None] - inner) / width)
+    steepness = nearness @ np.diff(costs)
+    best = int(np.abs(steepness).argmax())
+    against = -np.sign(steepness[best])
+    other = int((against * steepness).argmax())
+    least = max(abs(change[best]) / 3, sd / 5)
+    found = [best, other] if against * change[other] >= least else [best]
+    return tuple(Threshold(at=float(inner[k]), change=float(change[k])) for k in found)
 
 
 def _range(values: FloatArray) -> tuple[float, float]:

@@ -77,6 +77,7 @@ def test_a_tree_of_one_split_has_its_threshold_and_its_step_and_nothing_else_cou
     assert effect.importance == pytest.approx(1, abs=0.05)
     assert effect.spread == pytest.approx(1)
     assert effect.rule == "cost rises above 0.30 (+2 per step)"
+    assert effect.shown_threshold == "0.30"
     for name in ("obs[0]", "obs[2]", "action[0]"):
         assert (found[name].importance, found[name].spread) == (0, 0)
         assert found[name].threshold is None
@@ -94,6 +95,35 @@ def test_of_several_splits_that_of_the_largest_step_is_the_threshold():
     found = measured(stumps((0, 0.2, 0.3), (0, 0.6, 1.0), (0, 0.8, 0.3)), drives())["obs[0]"]
     assert found.threshold.at == np.float32(0.6)
     np.testing.assert_allclose(found.costs, [0, 0.3, 1.3, 1.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("splits", "thresholds", "rule"),
+    [
+        (
+            [(0, 0.2, -1.0), (0, 0.8, 0.5)],
+            {0.2: -1.0, 0.8: 0.5},
+            "cost rises below 0.20 (+1 per step) and above 0.80 (+0.5 per step)",
+        ),
+        (
+            [(0, 0.3, 1.0), (0, 0.7, -1.5)],
+            {0.7: -1.5, 0.3: 1.0},
+            "cost rises above 0.30 (+1 per step) and falls above 0.70 (-1.5 per step)",
+        ),
+        ([(0, 0.3, 1.0), (0, 0.7, -0.3)], {0.3: 1.0}, "cost rises above 0.30 (+1 per step)"),
+    ],
+)
+def test_a_valley_and_a_hill_have_two_thresholds_if_both_matter(splits, thresholds, rule):
+    found = measured(stumps(*splits), drives())["obs[0]"]
+    assert {round(t.at, 6): round(t.change, 5) for t in found.thresholds} == thresholds
+    assert found.threshold == found.thresholds[0]
+    assert found.rule == rule
+
+
+def test_a_small_step_near_the_end_is_not_mistaken_for_the_large_one_beside_it():
+    found = measured(stumps((0, 0.04, -0.2), (0, 0.1, -0.6)), drives())["obs[0]"]
+    assert found.threshold.at == np.float32(0.1)
+    assert found.threshold.change < -0.6
 
 
 def test_two_inputs_that_count_alike_have_an_importance_of_the_root_of_a_half():
@@ -303,15 +333,15 @@ def test_the_most_telling_come_first_and_no_more_than_asked_for():
     ("at", "extent", "shown"),
     [
         (0.9312, 0.3, "0.93"),
-        (-0.0001, 2.0, "0.0"),
+        (-0.0001, 2.0, "0.00"),
         (1234.56, 900, "1230"),
         (0.00123, 0.01, "0.0012"),
     ],
 )
 def test_a_threshold_is_shown_as_finely_as_its_range_deserves(at, extent, shown):
     effect = measured(stumps((0, 0.5, 1.0)), drives())["obs[0]"]
-    effect = replace(effect, threshold=Threshold(at, 1.0), edges=np.array([0.0, extent]))
-    assert effect.shown_threshold == shown
+    effect = replace(effect, edges=np.array([0.0, extent]))
+    assert effect.shown(Threshold(at, 1.0)) == shown
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pbcrl import LearnedCost
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from pbcrl import LearnedCost, PreferenceBuffer
+from pbcrl.effects import effects, telling
+from pbcrl.spaces import names_of
 from pbcrl.storage import write_atomically
 from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.verdict import cost_model_verdicts
@@ -22,21 +27,31 @@ _MEASURES = {
 }
 
 
-def write_card(folder: Path, cost_model: LearnedCost) -> None:
+def write_card(
+    folder: Path, cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv
+) -> None:
     """Write `cost_model.md` beside the cost model of a finished run.
 
     Args:
         folder: The run's; it has `args.json` and `summary.json`.
         cost_model: As it is at the end of the run.
+        buffer: What it was trained on.
+        envs: They name its inputs.
 
     Raises:
         StorageError: If it cannot be written.
     """
     args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
-    write_atomically(folder / CARD, _text(args, summary, cost_model).encode())
+    learned = _learned(cost_model, buffer, envs)
+    write_atomically(folder / CARD, _text(args, summary, cost_model, learned).encode())
 
 
-def _text(args: Mapping[str, Any], summary: Mapping[str, Any], cost_model: LearnedCost) -> str:
+def _text(
+    args: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    cost_model: LearnedCost,
+    learned: list[str],
+) -> str:
     made_by = args["made_by"]
     limit = summary["cost_limit"]
     number, measured = summary["test_episodes"], {k: summary[k] for k in _MEASURES}
@@ -64,6 +79,10 @@ def _text(args: Mapping[str, Any], summary: Mapping[str, Any], cost_model: Learn
             f"| made by | pbcrl {made_by['pbcrl']}, commit {made_by['commit']}: "
             f"`{made_by['command']}` |",
             "",
+            "## What it learned",
+            "",
+            *learned,
+            "",
             f"## Accuracy, on {number} test episodes",
             "",
             *(accuracy or ["Not known: it takes true costs on both sides of a known limit."]),
@@ -87,6 +106,32 @@ def _text(args: Mapping[str, Any], summary: Mapping[str, Any], cost_model: Learn
             "",
         ]
     )
+
+
+def _learned(cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv) -> list[str]:
+    """The inputs that the cost follows most, as a table."""
+    if len(cost_model.obs_shape) != 1:
+        return ["It reads images, of which no single number says anything."]
+    if not buffer.trajectories:
+        return ["Not known: it was trained on nothing."]
+    found = effects(
+        cost_model,
+        buffer.trajectories,
+        rng=np.random.default_rng(0),
+        safe=buffer.safe_shares,
+        names=names_of(envs),
+    )
+    rows = [f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in telling(found)]
+    if not rows:
+        return ["Nothing: no input makes a difference to the cost."]
+    return [
+        "| input | share | effect |",
+        "|---|---|---|",
+        *rows,
+        "",
+        "The share is how far the cost of a step moves, of its spread, if this input alone is "
+        "that of another step; for max and min, all sensors of that kind are. Shares overlap.",
+    ]
 
 
 def _horizon(cost_model: LearnedCost) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a learned cost: along an episode, over the plane, calibration and tail.
+"""Pictures of a learned cost: along an episode, over the plane, by input, calibration and tail.
 
 `evaluate.py --plots` writes them into the run's folder, `report.py` draws the last two of all runs.
 """
@@ -17,11 +17,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from pbcrl import LearnedCost, Trajectory
+from pbcrl.effects import Effect, Threshold
 from pbcrl_script_utils.envs import flat_dims, make_envs
 
 TRUE, LEARNED, LIMIT = "tab:red", "tab:blue", "black"
+SAFE, UNSAFE = "#2a9d8f", "#e76f51"
+_INK, _GREY = "#264653", "#7a8794"
+_COLORS = {"safe": SAFE, "unsafe": UNSAFE, "all": _GREY}
 _GRID = 61
 _WIDTHS = {"PointHazards-v0": 1.0, "SafetyPoint": 1.9}
 """Half the width of the plane, by the beginning of an id."""
@@ -201,6 +209,94 @@ def draw_paths(
     axis.set_title(title, fontsize="medium")
     axis.set_xticks([])
     axis.set_yticks([])
+
+
+def effects(found: Sequence[Effect], title: str, note: str) -> Figure | None:
+    """What each input does to the learned cost, and below it where the data lie.
+
+    Args:
+        found: Of `pbcrl.effects.telling`, at most six; None is returned if there are none.
+        title: Above the picture.
+        note: Below it, on who says which episodes are safe.
+    """
+    if not found:
+        return None
+    columns = min(len(found), 2 if len(found) == 4 else 3)
+    rows = -(-len(found) // columns)
+    size = 3.3 * columns + 0.6, 2.9 * rows + 0.8
+    layout = ConstrainedLayoutEngine(wspace=0.05, hspace=0.05)
+    figure = plt.figure(figsize=size, layout=layout)
+    figure.suptitle(title, x=0.01, ha="left", color=_INK, fontweight="bold")
+    grid = figure.add_gridspec(2 * rows, columns, height_ratios=[3, 1] * rows)
+    costs = np.concatenate([effect.costs for effect in found])
+    low, high = costs.min() - 0.08 * np.ptp(costs), costs.max() + 0.2 * np.ptp(costs)
+    for place, effect in enumerate(found):
+        row, column = divmod(place, columns)
+        curve = figure.add_subplot(grid[2 * row, column])
+        data = figure.add_subplot(grid[2 * row + 1, column], sharex=curve)
+        curve.set_ylim(low, high)
+        _draw_curve(curve, effect)
+        _draw_shares(data, effect, curve)
+        curve.tick_params(labelbottom=False, labelleft=column == 0)
+        if column == 0:
+            curve.set_ylabel("learned cost per step", color=_INK)
+            data.set_ylabel("data", color=_INK)
+    patches = [
+        Patch(color=_COLORS[kind], alpha=0.6, label=f"steps of {kind} episodes")
+        for kind in found[0].shares
+    ]
+    line = Line2D([], [], color=_INK, linestyle="--", linewidth=1.2, label="threshold")
+    figure.legend(
+        handles=[line, *patches],
+        title=note,
+        loc="outside lower center",
+        ncols=1 if columns == 1 else 3,
+        frameon=False,
+    )
+    return figure
+
+
+def _draw_curve(axis: Axes, effect: Effect) -> None:
+    bottom = axis.get_ylim()[0]
+    axis.stairs(effect.costs, effect.edges, baseline=bottom, fill=True, color=UNSAFE, alpha=0.16)
+    axis.stairs(effect.costs, effect.edges, baseline=None, color=_INK, linewidth=2)
+    axis.set_title(effect.name, loc="left", fontweight="bold", color=_INK, fontsize="medium")
+    axis.set_title(f"share {effect.importance:.0%}", loc="right", color=_GREY, fontsize="small")
+    for threshold in _drawn(effect, axis):
+        is_right = threshold.at > (effect.edges[0] + effect.edges[-1]) / 2
+        axis.annotate(
+            effect.shown(threshold).replace("-", "\N{MINUS SIGN}"),
+            (threshold.at, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(-4 if is_right else 4, -3),
+            textcoords="offset points",
+            ha="right" if is_right else "left",
+            va="top",
+            color=_INK,
+        )
+        axis.axvline(threshold.at, color=_INK, linestyle="--", linewidth=1.2, clip_on=False)
+    axis.grid(alpha=0.2)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _drawn(effect: Effect, curve: Axes) -> list[Threshold]:
+    """The thresholds of a curve, if they can be seen: not those of a curve that is almost flat."""
+    low, high = curve.get_ylim()
+    return [t for t in effect.thresholds if abs(t.change) > 0.1 * (high - low)]
+
+
+def _draw_shares(axis: Axes, effect: Effect, curve: Axes) -> None:
+    for kind, share in effect.shares.items():
+        axis.stairs(share, effect.bins, fill=True, color=_COLORS[kind], alpha=0.55, linewidth=0)
+    # One full bin, as of a sensor that mostly sees nothing, would flatten all others.
+    highest, second = np.sort(np.max(list(effect.shares.values()), axis=0))[[-1, -2]]
+    axis.set_ylim(0, 1.05 * min(highest, 3 * second) or 1)
+    for threshold in _drawn(effect, curve):
+        axis.axvline(threshold.at, color=_INK, linestyle="--", linewidth=1.2, clip_on=False)
+    axis.set_yticks([])
+    axis.xaxis.set_major_locator(MaxNLocator(5))
+    axis.set_xlim(effect.edges[0], effect.edges[-1])
+    axis.spines[["top", "right", "left"]].set_visible(False)
 
 
 def save(figure: Figure | None, path: Path) -> Path | None:

@@ -4,14 +4,17 @@ import json
 import math
 import sys
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pbcrl import CostModel, Trajectory, metrics
+from pbcrl.effects import Effect, Threshold
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 from pbcrl_script_utils import evaluation, verdict
@@ -484,6 +487,34 @@ def test_the_tail_is_the_share_of_episodes_that_cost_at_least_as_much():
     np.testing.assert_array_equal(line.get_ydata(), [(true >= c).mean() for c in (0, 1, 3, 4)])
 
 
+def test_the_picture_of_what_a_cost_follows_has_a_curve_and_the_data_of_each_input():
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
+
+    def effect(name, thresholds):
+        costs, bins = np.array([0.0, 0.0, 1.0]), np.linspace(0, 1, 31)
+        shares = {"safe": np.full(30, 1 / 30), "unsafe": np.full(30, 1 / 30)}
+        edges = np.array([0, 0.5, 0.93, 1.0])
+        return Effect(name, None, 0.5, 0.5, edges, costs, thresholds, bins, shares)
+
+    seen = effect("max hazards_lidar", (Threshold(0.93, 1.0),))
+    figure = plots.effects([seen, effect("flat", (Threshold(0.5, 0.01),))], "TITLE", "NOTE")
+    curve, data, flat, _ = figure.axes
+    assert curve.get_title(loc="left") == "max hazards_lidar"
+    assert curve.get_title(loc="right") == "share 50%"
+    assert [text.get_text() for text in curve.texts] == ["0.93"]
+    assert [line.get_xdata()[0] for axis in (curve, data) for line in axis.lines] == [0.93, 0.93]
+    assert len(data.patches) == 2
+    assert list(flat.lines) == []  # what cannot be seen is not marked
+    assert flat.get_ylim() == curve.get_ylim()
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "NOTE"
+    assert [text.get_text() for text in legend.get_texts()] == [
+        *("threshold", "steps of safe episodes", "steps of unsafe episodes")
+    ]
+    assert plots.effects([], "TITLE", "NOTE") is None
+    plots.plt.close(figure)
+
+
 def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
     arguments = scripts.evaluate.Args(str(folder), episodes=12, plots=True, torch_threads=1)
@@ -491,6 +522,12 @@ def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
         scripts.evaluate.evaluate(arguments)
     cost_model.save(folder / "cost_model.safetensors", env_id=TOY)
     scripts.evaluate.evaluate(arguments)
+    assert not (folder / "plots" / "effects.png").exists()  # it has learned nothing yet
+    trained = deepcopy(cost_model)
+    for weights in trained.parameters():
+        torch.nn.init.normal_(weights)
+    trained.save(folder / "cost_model.safetensors", env_id=TOY)
+    scripts.evaluate.evaluate(arguments)
     drawn = {path.name for path in (folder / "plots").iterdir()}
-    assert {"steps.png", "plane.png", "calibration.png"} <= drawn
+    assert {"steps.png", "plane.png", "effects.png", "calibration.png"} <= drawn
     assert f"drawn {folder / 'plots' / 'plane.png'}" in capsys.readouterr().out

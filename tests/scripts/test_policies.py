@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pbcrl import CostModel, load_policy
+from pbcrl import load_cost_model, load_policy
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
 from pbcrl_script_utils.policies import SafePolicy, policy_of
@@ -167,13 +167,14 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
 ):
     folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
     card, found = (folder / "cost_model.md").read_text(), summary(folder)
-    model, _ = CostModel.load(folder / "cost_model.safetensors")
+    model, _ = load_cost_model(folder / "cost_model.safetensors")
     for text in (
         "# Cost model for PointHazards-v0",
         f"| reads | raw observations {model.obs_shape}, executed actions ({model.act_dim},) |",
         "| limit | 0 per episode, of at most 100 steps |",
         "| labelled by | a simulated oracle, from true costs with the limit 5 |",
         f"| queries | {found['queries_used']}, over",
+        "## What it learned",
         f"## Accuracy, on {found['test_episodes']} test episodes",
         f"(guessing: 0.5): {found['pair_accuracy']:.3g}",
     ):
