@@ -63,6 +63,26 @@ ABLATIONS = {
 }
 """Changes of the paper's method, as its tables have them."""
 
+FRESH = 20
+"""From this seed on no seed was seen before its setting was chosen."""
+
+TREES = {
+    "ppo_lag": "PPO-Lag, told the true cost",
+    "trees_labels": "trees, λ by fresh labels, 20,000 queries",
+    "trees_labels_500": "trees, λ by fresh labels, 500 queries",
+    "trees_learned": "trees, `learned`, 20,000 queries",
+    "trees_learned_500": "trees, `learned`, 500 queries",
+    "net_labels_500": "network, λ by fresh labels, 500 queries",
+    "net_learned_500": "network, `learned`, 500 queries",
+}
+"""Of the table of trees, with fresh seeds."""
+
+GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
+"""Columns of gate.csv that are tables, and their digits."""
+
+SOURCES = {"reward": "PPO, reward alone", "lag": "PPO-Lag"}
+"""Whose episodes the gate has, by its name for them."""
+
 COLUMNS = (
     "task, limit",
     "method",
@@ -186,7 +206,35 @@ def tables() -> dict[str, str]:
             made["constant"].append(found[default])
     for (task, variant), method in ABLATIONS.items():
         made["ablations"].append(row(task, variant, method))
+    made["trees"] = [list(COLUMNS)]
+    fresh = {key: [run for run in of if int(run["seed"]) >= FRESH] for key, of in runs.items()}
+    for task in TASKS:
+        for variant, method in TREES.items():
+            if found := fresh.get((task, variant)):
+                made["trees"].append(cells(task, method, found, curves))
+    made |= gate()
     return {name: markdown(rows) for name, rows in made.items()}
+
+
+def gate() -> dict[str, list[list[str]]]:
+    """Return the tables of what cost models learn from how many pairs, by `bench_gate.py`."""
+    found: dict[tuple[str, ...], dict[int, list[dict[str, str]]]] = {}
+    for row in read("gate.csv"):
+        key = row["env"], row["source"], row["kind"], row["model"]
+        found.setdefault(key, {}).setdefault(int(row["pairs"]), []).append(row)
+    sizes = sorted({size for by_size in found.values() for size in by_size})
+    head = "task, limit", "episodes of", "pairs of", "model", *(f"{n:,} pairs" for n in sizes)
+    made = {name: [list(head)] for name in GATE}
+    for (env_id, source, kind, model), by_size in sorted(found.items()):
+        limit = float(next(iter(by_size.values()))[0]["cost_limit"])
+        about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, model
+        for name, digits in GATE.items():
+            values = {
+                n: [float(row[name]) for row in rows if row[name]] for n, rows in by_size.items()
+            }
+            shown = [interval(values[n], digits) if values.get(n) else "" for n in sizes]
+            made[name].append([*about, *shown])
+    return made
 
 
 def with_tables(text: str) -> str:
