@@ -113,6 +113,8 @@ class CostModelEnsemble(LearnedCost):
         tensors, meta = load_tensors(path, kind=KIND)
         with described_by(path):
             config = meta["config"]
+            if config.get("kind") == "trees":
+                raise MismatchError(f"{path} holds trees, no networks; read it by TreeCost.load")
             if "members" not in config:
                 raise MismatchError(
                     f"{path} holds a single cost model, not an ensemble; read it by CostModel.load"

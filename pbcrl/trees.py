@@ -122,7 +122,7 @@ class TreeCost(LearnedCost):
                 f"trees read rows of numbers, got images {self.obs_shape}: a threshold on a pixel "
                 "says nothing; use CostModel, whose network has convolutions"
             )
-        require_in("[1, inf)", num_members=num_members)
+        require_in("[1, 64]", num_members=num_members)
         require_in("(-inf, inf)", pessimism=pessimism, remedy="0 is the plain mean")
         self.num_members, self.pessimism, self.pooled = num_members, pessimism, pooled
         if names is None and type(observation_space) is not Space:
@@ -280,13 +280,10 @@ class TreeCost(LearnedCost):
                 raise MismatchError(
                     f"{path} holds a network, or several, no trees; read it by load_cost_model"
                 )
-            spaces: list[Space[Any]] = [
-                Space(config.pop("obs_shape")),
-                Space([config.pop("act_dim")]),
-            ]
+            obs_shape, act_dim = config.pop("obs_shape"), config.pop("act_dim")
+            require_in("[1, inf)", obs_dim=min(obs_shape), act_dim=act_dim)
+            spaces: list[Space[Any]] = [Space(obs_shape), Space([act_dim])]
             trees = Trees(**tensors)
-            # Believed before anything of that size is made.
-            require_in("[1, 64]", num_members=config["num_members"])
             model = cls(*spaces, **config)
             try:
                 model.set_trees(trees)
@@ -297,6 +294,11 @@ class TreeCost(LearnedCost):
     def _member_costs(self, obs: Tensor, actions: Tensor) -> Tensor:
         batch = actions.shape[:-1]
         self._check_sizes(obs.shape[len(batch) :], actions.shape[-1])
+        if obs.shape[: len(batch)] != batch:
+            raise ValueError(
+                f"observations and actions are those of the same steps, got {tuple(obs.shape)} and "
+                f"{tuple(actions.shape)}; check their leading axes"
+            )
         device = self.threshold.device
         flat_obs = obs.to(device).reshape(-1, self.obs_dim)
         columns = self.columns(flat_obs, actions.to(device).reshape(-1, self.act_dim))
@@ -357,11 +359,14 @@ class TreeCost(LearnedCost):
         state_dict: Mapping[str, Any],
         prefix: str,
         local_metadata: Mapping[str, Any],  # noqa: ARG002
-        strict: bool,  # noqa: ARG002
+        strict: bool,
         missing_keys: list[str],
-        unexpected_keys: list[str],  # noqa: ARG002
+        unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        if strict:
+            known = {prefix + name for name in Trees._fields}
+            unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
         names = [name for name in Trees._fields if prefix + name not in state_dict]
         if names:
             missing_keys += [prefix + name for name in names]
@@ -443,10 +448,11 @@ def like_inputs(names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """
     stems = [re.sub(r"\[\d+\]$", "", name) for name in names]
     bounds = [0, *(i for i in range(1, len(stems)) if stems[i] != stems[i - 1]), len(stems)]
+    runs = [run for run in pairwise(bounds) if run[1] - run[0] >= 4 and stems[run[0]] != "obs"]
+    taken = [stems[start] for start, _ in runs]
     return {
-        stems[start]: (start, stop)
-        for start, stop in pairwise(bounds)
-        if stop - start >= 4 and stems[start] != "obs"
+        name if taken.count(name) == 1 else f"{name} from {names[start]}": (start, stop)
+        for name, (start, stop) in zip(taken, runs, strict=True)
     }
 
 
@@ -467,5 +473,5 @@ def floor32(threshold: NDArray[np.float64]) -> NDArray[np.float32]:
     """Return the highest float32 that is not above: float32 inputs compare with it all the same."""
     with np.errstate(over="ignore"):
         near = threshold.astype(np.float32)
-    below = np.nextafter(near, np.float32(-np.inf))
+        below = np.nextafter(near, np.float32(-np.inf))
     return np.where(near.astype(np.float64) > threshold, below, near)
