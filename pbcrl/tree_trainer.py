@@ -28,6 +28,7 @@ from pbcrl.trees import NUM_LEAVES, TreeCost, Trees, floor32, require_trees
 Outputs = NDArray[np.float64]
 
 _NODES = NUM_LEAVES - 1
+_TRIES = 20
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -142,7 +143,7 @@ class TreeTrainer(Trainer):
         require_in("[1, inf)", patience=patience)
         self._check_split(train, valid)
         self._num_offline = len(train)
-        return self._grow(train, valid, patience, clips, marks, on_evaluation)[2]
+        return self._grow(train, valid, patience, clips, marks, on_evaluation)[1]
 
     def fit(
         self,
@@ -164,9 +165,7 @@ class TreeTrainer(Trainer):
         """
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
-        cost, loss = self._grow(buffer, None, self._rounds, clips, marks, None)[:2]
-        self._warn_of_runaway(float(cost.std(unbiased=False)))
-        return loss
+        return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
 
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
@@ -181,7 +180,7 @@ class TreeTrainer(Trainer):
         self.num_untuned += len(new)
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if self._is_trainable(buffer) and len(buffer) >= 1.1 * self._num_fitted:
+        if self._is_trainable(buffer) and 10 * len(buffer) >= 11 * self._num_fitted:
             unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
             predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):
@@ -219,9 +218,12 @@ class TreeTrainer(Trainer):
         clips: Sequence[Clip],
         marks: Sequence[Marks],
         on_evaluation: Callable[[int, Evaluation], None] | None,
-    ) -> tuple[Tensor, float, list[Evaluation]]:
-        """Return the costs of the first member, (U,), its loss, and the evaluations."""
+    ) -> tuple[float, list[Evaluation]]:
+        """Return the total loss of the first member, and its evaluations."""
         batch = buffer.batch(self._weighted(len(buffer)))
+        for trajectory in batch.trajectories:
+            self.model.check_length(len(trajectory))
+        _check_marks(marks)
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in clips)],
@@ -245,13 +247,15 @@ class TreeTrainer(Trainer):
             loss = _Loss(self, rows, part, clips, marks)
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
-            histories.append(self._boost(booster, held_out, patience, on_evaluation))
+            report = on_evaluation if len(members) == 1 else None
+            histories.append(self._boost(booster, held_out, patience, report))
         self.model.set_trees(_stacked([member.trees for member in members]))
         self.steps += self.model.num_trees
         self._num_fitted = len(buffer)
         if held_out is not None:
             self._rounds = max(1, self.model.num_trees)
-        return members[0].costs, members[0].loss, histories[0]
+        self._warn_of_runaway(float(members[0].costs.std(unbiased=False)))
+        return members[0].loss, histories[0]
 
     def _weighted(self, num_pairs: int) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
@@ -608,8 +612,12 @@ class _Boosting:
     def grow(self, learning_rate: float) -> bool:
         """Add a tree; return whether there was one that lowers the loss."""
         gradient = self._loss.gradient(self._outputs)
-        is_done = self._booster.update(fobj=lambda *_: gradient)
-        if is_done:
+        for _ in range(_TRIES):  # the inputs that a tree sees may have no split
+            if not self._booster.update(fobj=lambda *_: gradient):
+                break
+            if self._booster.num_trees() > len(self.trees):
+                self._booster.rollback_one_iter()  # the first one stays, without a split
+        else:
             return False
         tree = _Tree.read(self._booster.dump_model(1, start_iteration=len(self.trees)))
         direction = tree.outputs(self._rows.columns)
@@ -634,6 +642,18 @@ def _stacked(members: Sequence[Sequence[_Tree]]) -> Trees:
     tensors = [torch.from_numpy(x.reshape(len(members), size, -1)) for x in arrays]
     feature, threshold, left, right, value = tensors
     return Trees(feature, threshold, left, right, value.to(torch.float32))
+
+
+def _check_marks(marks: Sequence[Marks]) -> None:
+    for mark in marks:
+        unsafe = np.asarray(mark.unsafe, np.float64)
+        known = unsafe[~np.isnan(unsafe)]
+        if unsafe.shape != (len(mark.trajectory),) or not np.isin(known, (0, 1)).all():
+            raise ValueError(
+                "each step is marked 1 (unsafe), 0 (not) or NaN (unknown): a trajectory of "
+                f"{len(mark.trajectory)} steps got {unsafe.shape} marks, among them "
+                f"{np.unique(known)[:4].tolist()}; mark every step"
+            )
 
 
 def _columns(model: TreeCost, trajectory: Trajectory, rows: NDArray[np.int64]) -> Any:
