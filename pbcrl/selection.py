@@ -77,7 +77,7 @@ def disagreement(
     model: LearnedCost | None,
     rng: np.random.Generator,
 ) -> Pairs:
-    """Choose pairs on whose preference the members of an ensemble differ most.
+    """Choose pairs on whose preference the members of a model differ most.
 
     The score is the variance over the members of σ(Ĉ_2 - Ĉ_1) (Christiano et al. 2017).
 
@@ -86,8 +86,8 @@ def disagreement(
     """
     if _required(model).num_members < 2:
         raise ValueError(
-            "disagreement needs members that can disagree, got a model with one; use a "
-            "CostModelEnsemble, or another selection"
+            "disagreement needs members that can disagree, got a model with one; use a TreeCost "
+            "with num_members=5, a CostModelEnsemble, or another selection"
         )
     pairs = _candidates(pool, num_pairs, asked=asked, rng=rng)
     return _best(pairs, _preferences(model, pool, pairs).var(axis=0), num_pairs)

@@ -315,7 +315,8 @@ class TreeTrainer(Trainer):
             # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
             "feature_fraction": min(1.0, max(0.25, 8 / width)),
             "min_data_in_leaf": max(1, min(200, size // 200)),
-            "min_sum_hessian_in_leaf": 0.0,
+            # It counts steps by their curvature: with 0 it tries sides without any, and raises.
+            "min_sum_hessian_in_leaf": 1e-9,
             "lambda_l2": 0.1,
             "feature_pre_filter": False,
             "use_missing": False,
@@ -571,7 +572,7 @@ class _Tree(NamedTuple):
     def read(cls, model: Mapping[str, Any]) -> _Tree:
         """From LightGBM's own description of a model with one tree."""
         (about,) = model["tree_info"]
-        feature, threshold = np.zeros(_NODES, np.int32), np.full(_NODES, np.inf)
+        feature, threshold = np.zeros(_NODES, np.int32), np.zeros(_NODES)
         left, right = np.full((2, _NODES), -128, np.int8)
         value = np.zeros(NUM_LEAVES)
 

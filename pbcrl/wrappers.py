@@ -66,7 +66,7 @@ class PreferenceCostWrapper(
         env: An env whose spaces have a fixed length: observations as in `obs_shape_of`, actions as
             in `act_dim_of`.
         cost_model: Scores the steps; it is not copied, so that the wrapper follows fine-tuning.
-            `CostModel.for_env(env)` fits.
+            `TreeCost.for_env(env)` fits; for images, `CostModel.for_env(env)`.
 
     Raises:
         TypeError: If `cost_model` is no `LearnedCost`.
@@ -75,7 +75,7 @@ class PreferenceCostWrapper(
     """
 
     def __init__(self, env: gym.Env[Any, Any], cost_model: LearnedCost) -> None:
-        # A deep copy of a network would silently stop following fine-tuning.
+        # A deep copy of a model would silently stop following fine-tuning.
         gym.utils.RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, cost_model=cost_model
         )
@@ -247,7 +247,7 @@ def _require_fit(
         raise ValueError(
             f"the cost model must fit the env: it reads obs_shape={cost_model.obs_shape} and "
             f"act_dim={cost_model.act_dim}, the env has {obs_shape} and {act_dim}; use "
-            "CostModel.for_env(env), or the env that the model was trained on"
+            "CostModel.for_env(env) or TreeCost.for_env(env), or the env that it was trained on"
         )
 
 

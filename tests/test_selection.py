@@ -2,10 +2,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import torch
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.selection import SELECTIONS, disagreement, entropy, near_threshold, novelty, uniform
 from pbcrl.trajectory import Label, Trajectory
+from pbcrl.trees import TreeCost, Trees
+
+from .every_space import boxes
 
 each_selection = pytest.mark.parametrize("select", SELECTIONS.values(), ids=list(SELECTIONS))
 
@@ -113,7 +117,24 @@ def test_disagreement_asks_where_the_members_prefer_opposite_trajectories():
     assert sets(pairs) == {frozenset((0, 1))}
 
 
-def test_disagreement_needs_an_ensemble():
+def test_disagreement_asks_where_the_members_of_one_tree_cost_differ():
+    """Steps above 0.5 cost 2 by one member and 0 by the other; above 1.5, both add 10."""
+    unused = [-128] * 6
+    left = torch.tensor([[[-1, *unused]] * 2] * 2, dtype=torch.int8)  # two members, two trees
+    right = torch.tensor([[[-2, *unused]] * 2] * 2, dtype=torch.int8)
+    threshold = torch.tensor([[[0.5] * 7, [1.5] * 7]] * 2)
+    value = torch.zeros(2, 2, 8)
+    value[0, 0, 1], value[:, 1, 1] = 2.0, 10.0
+    model = TreeCost(*boxes(2, 1), output_scale=1.0, num_members=2)
+    feature = torch.ones(2, 2, 7, dtype=torch.int32)
+    model.set_trees(Trees(feature, threshold, left, right, value))
+    pool = [episode(i, value) for i, value in enumerate([0.0, 1.0, 2.0])]
+    assert model.member_scores(pool).tolist() == [[0, 8, 48], [0, 0, 40]]
+    pairs = disagreement(pool, 1, asked=PreferenceBuffer(), model=model, rng=rng())
+    assert sets(pairs) == {frozenset((0, 1))}
+
+
+def test_disagreement_needs_several_members():
     with pytest.raises(ValueError, match="members that can disagree, got a model with one; use"):
         disagreement(pool_of(4), 1, asked=PreferenceBuffer(), model=Members([0.0] * 4), rng=rng())
 

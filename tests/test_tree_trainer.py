@@ -412,6 +412,28 @@ def test_two_episodes_of_one_step_are_enough_not_to_fail():
     assert trainer.fit(buffer) <= 2 * LN_2 + 1e-6
 
 
+@pytest.mark.parametrize("num_members", [1, 3])
+def test_few_and_short_episodes_are_learned_from(num_members):
+    """Of six steps each; LightGBM would put no step at all on a side, and end with an error."""
+    for seed in range(8):
+        buffer = labelled(12, seed=seed, steps=6, pairs_each=3)
+        trainer = fresh_trainer(seed=seed, steps=6, num_members=num_members)
+        trainer.fit(buffer)
+        assert trainer.model.num_trees > 0
+
+
+def test_a_tree_with_fewer_leaves_is_finite_too():
+    """Else a checkpoint would take it for a model that has diverged."""
+    obs = rng().integers(2, size=(40, 20, 2))
+    episodes = [Trajectory(one, np.zeros((20, 1)), one[:, 0]) for one in obs]
+    buffer, pairs = PreferenceBuffer(episodes), draw_pairs(40, 40, rng=rng())
+    buffer.add_labels(pairs, SyntheticOracle(10).label(buffer.queries(pairs)))
+    trainer = fresh_trainer(inputs=3)
+    trainer.fit(buffer)
+    assert (trainer.model.left == -128).any()
+    assert all(tensor.isfinite().all() for tensor in trainer.model.trees)
+
+
 def test_which_steps_cost_is_found_from_150_pairs_of_whole_episodes():
     """20 inputs, of which the largest of 8 decides. The network tells steps apart little better
     than a coin, whose AUROC is 0.5: measured on three seeds, trees 0.99, the network 0.5 to 0.65.

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl import CostModel, FunctionOracle, Label, LagrangeMultiplier, SyntheticOracle
+from pbcrl import (
+    CostModel,
+    FunctionOracle,
+    Label,
+    LagrangeMultiplier,
+    SyntheticOracle,
+    TreeCost,
+)
 from pbcrl.adapters.imitation import OracleGatherer, PricedReward, trajectory_of
 from pbcrl.errors import LabelError
 
@@ -71,6 +78,12 @@ def test_without_a_reward_it_is_the_priced_cost_alone():
     far = PricedReward(model, multiplier, **SPACES)(obs, np.full((5, 2), 9.0), obs, np.zeros(5))
     np.testing.assert_allclose(far, -2.0 * model.step_cost(obs, np.ones((5, 2))), atol=1e-6)
     assert far.dtype == np.float32
+
+
+def test_trees_before_training_price_nothing():
+    price = PricedReward(TreeCost.for_env(ENV), LagrangeMultiplier(initial=2.0), **SPACES)
+    obs = np.ones((5, 4), np.float32)
+    np.testing.assert_array_equal(price(obs, np.ones((5, 2)), obs, np.zeros(5)), np.zeros(5))
 
 
 def test_the_preferences_of_an_oracle_go_into_a_dataset_of_imitation():

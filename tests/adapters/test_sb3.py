@@ -12,7 +12,12 @@ import torch
 from pbcrl import (
     CostModel,
     LagrangeMultiplier,
+    PreferenceBuffer,
     PreferenceCostWrapper,
+    SyntheticOracle,
+    TreeCost,
+    TreeTrainer,
+    draw_pairs,
     finished_trajectories,
 )
 from pbcrl.errors import NonFiniteError
@@ -131,6 +136,29 @@ def test_ppo_moves_the_multiplier_by_the_mean_learned_cost_of_each_rollout():
     expected = 3.0 + 0.01 * sum(model.score(episodes).mean() for episodes in rounds)
     assert envs.multiplier.value == pytest.approx(expected)
     assert envs.multiplier.value != 3.0
+
+
+def test_ppo_trains_under_trees_that_are_fitted_to_its_own_episodes():
+    pytest.importorskip("lightgbm", reason="needs the extra `trees`")
+    model, rng = TreeCost.for_env(gym.make(TOY)), np.random.default_rng(0)
+    trainer, buffer, costs = TreeTrainer(model, rng=rng, rounds=10), PreferenceBuffer(), []
+
+    def on_episodes(episodes):
+        new = buffer.add_trajectories(episodes)
+        pairs = new[draw_pairs(len(new), 6, rng=rng)]
+        buffer.add_labels(pairs, SyntheticOracle(LIMIT).label(buffer.queries(pairs)))
+        trainer.update(buffer, np.arange(len(buffer) - 6, len(buffer)))
+        costs.append(model.score(episodes).mean())
+
+    envs = toy(model, num_envs=8)
+    envs.multiplier = AscentMultiplier(lr=0.01, initial=3.0)
+    agent = sb3.PPO("MlpPolicy", envs, n_steps=100, batch_size=400, seed=0, device="cpu")
+    agent.learn(1600, callback=MultiplierCallback(envs, on_episodes=on_episodes))
+    assert model.num_trees > 0
+    assert len(costs) == 2
+    assert envs.multiplier.value == pytest.approx(3.0 + 0.01 * sum(costs))
+    _, _, _, infos = envs.step(np.ones((8, 2), np.float32))
+    assert len({info["cost"] for info in infos}) > 1
 
 
 def test_a_monitor_around_the_single_envs_logs_their_own_reward():

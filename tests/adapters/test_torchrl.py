@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl import CostModel
+from pbcrl import CostModel, TreeCost
 from pbcrl.errors import NonFiniteError
+from pbcrl.trees import Trees
 
 pytest.importorskip("torchrl", reason="needs the extra `torchrl`")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -74,6 +75,24 @@ def test_a_sampled_batch_is_scored_by_the_present_weights():
     assert (batch["next", "cost"] == 0).all()
     assert (rollout["next", "cost"] != 0).any()
     assert (transform(rollout)["next", "cost"] == 0).all()
+
+
+def test_trees_are_scored_as_they_are_now():
+    """A step that moves to the right costs 1; a retrained tree, with 2 there, counts at once."""
+    model = TreeCost.for_env(gym.make(TOY), output_scale=1.0)
+    env = TransformedEnv(GymEnv(TOY), PreferenceCost(model))
+    check_env_specs(env)
+    feature = torch.full((1, 1, 7), 4, dtype=torch.int32)  # the action's first number
+    left, right = (torch.full((1, 1, 7), -128, dtype=torch.int8) for _ in range(2))
+    left[..., 0], right[..., 0] = -1, -2
+    for cost in (1.0, 2.0):
+        values = torch.tensor([[[0, cost, 0, 0, 0, 0, 0, 0]]])
+        model.set_trees(Trees(feature, torch.zeros(1, 1, 7), left, right, values))
+        rollout = env.rollout(60)
+        expected = cost * (rollout["action"][:, :1] > 0)
+        assert 0 < expected.sum() < 60 * cost
+        torch.testing.assert_close(rollout["next", "cost"], expected)
+        torch.testing.assert_close(PreferenceCost(model)(rollout)["next", "cost"], expected)
 
 
 def test_the_cost_of_the_env_goes_by_another_name():

@@ -4,7 +4,6 @@ import json
 import math
 import sys
 import warnings
-from copy import deepcopy
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pbcrl import CostModel, Trajectory, metrics
+from pbcrl import CostModel, LearnedCost, Trajectory, TreeCost, metrics
 from pbcrl.effects import Effect, Threshold
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
@@ -27,10 +26,10 @@ from .runs import cut_off, resume, small_ppo_lag
 TOY = "PointHazards-v0"
 
 
-@pytest.fixture(scope="module")
-def cost_model() -> CostModel:
+@pytest.fixture(scope="module", params=[TreeCost, CostModel])
+def cost_model(request) -> LearnedCost:
     env = PointHazardsEnv()
-    return CostModel(env.observation_space, env.action_space)
+    return request.param(env.observation_space, env.action_space)
 
 
 class Driver:
@@ -523,7 +522,8 @@ def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
     cost_model.save(folder / "cost_model.safetensors", env_id=TOY)
     scripts.evaluate.evaluate(arguments)
     assert not (folder / "plots" / "effects.png").exists()  # it has learned nothing yet
-    trained = deepcopy(cost_model)
+    env = PointHazardsEnv()
+    trained = CostModel(env.observation_space, env.action_space)
     for weights in trained.parameters():
         torch.nn.init.normal_(weights)
     trained.save(folder / "cost_model.safetensors", env_id=TOY)
