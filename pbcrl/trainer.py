@@ -284,6 +284,11 @@ class CostModelTrainer(Trainer):
         bf16: bool = False,
     ) -> None:
         super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
+        if not list(model.parameters()):
+            raise TypeError(
+                f"Adam trains weights, but a {type(model).__name__} has none; trees are grown by a "
+                "TreeTrainer"
+            )
         require_in("[1, inf)", batch_size=batch_size)
         require_in("[0, inf)", lr=lr)
         self._batch_size = batch_size

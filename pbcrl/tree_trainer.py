@@ -28,6 +28,8 @@ from pbcrl.trees import NUM_LEAVES, TreeCost, Trees, floor32, require_trees
 Outputs = NDArray[np.float64]
 
 _NODES = NUM_LEAVES - 1
+_TRIES = 20
+_FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -60,6 +62,10 @@ class TreeTrainer(Trainer):
     where κ sums the tightest quadratic bounds of the logistic losses, twice for pairs, in which two
     costs move (Cauchy-Schwarz). Then its leaves are scaled by the exact minimum of L along them,
     times `learning_rate`.
+
+    With a horizon the model has a limit b of its own, and C - b stands in the losses. b is where
+    the safety loss is lowest, found anew whenever C has changed (so the line search is one of the
+    profile, min_b L). Each tree is moved so that a twentieth of all steps cost less than 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks.
@@ -142,7 +148,7 @@ class TreeTrainer(Trainer):
         require_in("[1, inf)", patience=patience)
         self._check_split(train, valid)
         self._num_offline = len(train)
-        return self._grow(train, valid, patience, clips, marks, on_evaluation)[2]
+        return self._grow(train, valid, patience, clips, marks, on_evaluation)[1]
 
     def fit(
         self,
@@ -164,9 +170,7 @@ class TreeTrainer(Trainer):
         """
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
-        cost, loss = self._grow(buffer, None, self._rounds, clips, marks, None)[:2]
-        self._warn_of_runaway(float(cost.std(unbiased=False)))
-        return loss
+        return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
 
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
@@ -181,7 +185,7 @@ class TreeTrainer(Trainer):
         self.num_untuned += len(new)
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if self._is_trainable(buffer) and len(buffer) >= 1.1 * self._num_fitted:
+        if self._is_trainable(buffer) and 10 * len(buffer) >= 11 * self._num_fitted:
             unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
             predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):
@@ -219,9 +223,12 @@ class TreeTrainer(Trainer):
         clips: Sequence[Clip],
         marks: Sequence[Marks],
         on_evaluation: Callable[[int, Evaluation], None] | None,
-    ) -> tuple[Tensor, float, list[Evaluation]]:
-        """Return the costs of the first member, (U,), its loss, and the evaluations."""
+    ) -> tuple[float, list[Evaluation]]:
+        """Return the total loss of the first member, and its evaluations."""
         batch = buffer.batch(self._weighted(len(buffer)))
+        for trajectory in batch.trajectories:
+            self.model.check_length(len(trajectory))
+        _check_marks(marks)
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in clips)],
@@ -245,13 +252,16 @@ class TreeTrainer(Trainer):
             loss = _Loss(self, rows, part, clips, marks)
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
-            histories.append(self._boost(booster, held_out, patience, on_evaluation))
-        self.model.set_trees(_stacked([member.trees for member in members]))
+            report = on_evaluation if len(members) == 1 else None
+            histories.append(self._boost(booster, held_out, patience, report))
+        limits = torch.tensor([member.limits[-1] for member in members], dtype=torch.float32)
+        self.model.set_trees(_stacked([member.trees for member in members]), limits)
         self.steps += self.model.num_trees
         self._num_fitted = len(buffer)
         if held_out is not None:
             self._rounds = max(1, self.model.num_trees)
-        return members[0].costs, members[0].loss, histories[0]
+        self._warn_of_runaway(float(members[0].costs.std(unbiased=False)))
+        return members[0].loss, histories[0]
 
     def _weighted(self, num_pairs: int) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
@@ -283,7 +293,7 @@ class TreeTrainer(Trainer):
                 break
             if size:
                 outputs += booster.newest.outputs(rows.columns)
-            cost = torch.from_numpy(rows.costs(outputs))
+            cost = torch.from_numpy(rows.costs(outputs) - booster.limits[-1])
             found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
             if found.selection_loss < best:
                 best, best_size = found.selection_loss, size
@@ -400,14 +410,20 @@ class _Loss:
         self.scale = float(max(1, len(batch) + len(clips) + len(marks)))
         # Σ_u of the weights of each trajectory: how much its cost moves if all its rows do.
         self._total = np.add.reduceat(rows.weight, rows.starts[:-1])
-        self._shifts = [0.0, 0.0]  # where clips and where steps turn unsafe
+        self.has_limit = trainer.model.horizon is not None
+        self._shifts = [0.0, 0.0, 0.0]  # where trajectories, clips and steps turn unsafe
+
+    @property
+    def limit(self) -> float:
+        """b, as of the newest `centre`; 0 without a horizon."""
+        return self._shifts[0]
 
     def value(self, costs: Tensor, steps: Tensor) -> Tensor:
         """Of all costs (U,) and of the outputs of marked steps, 0-d."""
-        loss = self._trainer._loss(costs[: self._num_pair_costs], self._batch)
+        loss = self._trainer._loss(costs[: self._num_pair_costs] - self.limit, self._batch)
         for values, safe, shift in (
-            (costs[self._num_pair_costs :], self._clip_safe, self._shifts[0]),
-            (steps, self._unmarked, self._shifts[1]),
+            (costs[self._num_pair_costs :], self._clip_safe, self._shifts[1]),
+            (steps, self._unmarked, self._shifts[2]),
         ):
             if len(values):
                 loss = loss + safety_loss(values - shift, safe)
@@ -417,18 +433,18 @@ class _Loss:
         """The gradient by the output of each row and the bound of its curvature, times `scale`."""
         costs = torch.from_numpy(self._rows.costs(outputs))
         steps = torch.from_numpy(outputs[self._rows.num_steps :].copy())
-        self._centre(costs, steps)
+        self.centre(costs, steps)
         loss_grad = self._grads(costs, steps)
         cost_grad, step_grad = (grad.numpy() for grad in loss_grad)
         bound = curvature_bound(
-            costs[: self._num_pair_costs].numpy(),
+            costs[: self._num_pair_costs].numpy() - self.limit,
             self._batch,
             dead_zone=self._trainer.dead_zone.value,
         )
         clip_bound = _mean_curvature(
-            costs[self._num_pair_costs :].numpy() - self._shifts[0], self._clip_safe.numpy()
+            costs[self._num_pair_costs :].numpy() - self._shifts[1], self._clip_safe.numpy()
         )
-        step_bound = _mean_curvature(steps.numpy() - self._shifts[1], self._unmarked.numpy())
+        step_bound = _mean_curvature(steps.numpy() - self._shifts[2], self._unmarked.numpy())
         weight, spread = self._rows.weight, self._rows.spread
         grad = weight * spread(cost_grad)
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
@@ -444,10 +460,13 @@ class _Loss:
         steps, step_move = (torch.from_numpy(x[start:].copy()) for x in (outputs, direction))
 
         def slope(size: float) -> float:
-            grads = self._grads(costs + size * move, steps + size * step_move)
+            moved = costs + size * move, steps + size * step_move
+            self.centre(*moved)
+            grads = self._grads(*moved)
             return float(grads[0] @ move + grads[1] @ step_move)
 
-        longest = max(map(float, [x.abs().max() for x in (move, step_move) if len(x)]))
+        free = move - move.mean() if self.has_limit else move  # what b does not take back
+        longest = max(map(float, [x.abs().max() for x in (free, step_move) if len(x)]))
         low, slope_at_0 = 0.0, slope(0.0)
         at_low = slope_at_0
         if longest == 0 or at_low >= 0:
@@ -474,20 +493,28 @@ class _Loss:
         )
         return found[0], found[1]
 
-    def _centre(self, costs: Tensor, steps: Tensor) -> None:
-        """Clips and steps are judged by a standard of their own: find it by Newton's method."""
-        for k, values, safe in (
-            (0, costs[self._num_pair_costs :], self._clip_safe),
-            (1, steps, self._unmarked),
-        ):
+    def centre(self, costs: Tensor, steps: Tensor) -> None:
+        """Put each shift where its loss is lowest, by Newton's method from where it is."""
+        members = costs[: self._num_pair_costs][self._batch.pairs].flatten()
+        parts = (
+            (members, self._batch.safe.flatten().double(), self._trainer.dead_zone.value),
+            (costs[self._num_pair_costs :], self._clip_safe, 0.0),
+            (steps, self._unmarked, 0.0),
+        )
+        for k, (values, safe, dead_zone) in enumerate(parts):
             given = ~safe.isnan()
-            if not given.any():
+            if (k == 0 and not self.has_limit) or not given.any():
                 continue
-            unsafe, x = 1 - safe[given], values[given]
+            label, x = safe[given], values[given]
             for _ in range(20):
-                p = torch.sigmoid(x - self._shifts[k])
-                move = float((p - unsafe).sum() / ((p * (1 - p)).sum() + 0.01))
+                above = torch.sigmoid(x - self._shifts[k])
+                below = torch.sigmoid(dead_zone - x + self._shifts[k])
+                slope = (label * above - (1 - label) * below).mean()
+                curve = (label * above * (1 - above) + (1 - label) * below * (1 - below)).mean()
+                move = float(slope / (curve + 1e-4))
                 self._shifts[k] += min(max(move, -1.0), 1.0)
+                if abs(move) < 1e-4:
+                    break
 
 
 def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Outputs:
@@ -589,6 +616,8 @@ class _Boosting:
         self._booster, self._rows, self._loss = booster, rows, loss
         self._outputs = np.zeros(len(rows.columns))
         self.trees: list[_Tree] = []
+        self.limits = [0.0]
+        """After each number of trees; the last one is the limit now."""
 
     @property
     def newest(self) -> _Tree:
@@ -603,25 +632,39 @@ class _Boosting:
     @property
     def loss(self) -> float:
         """Of all terms, in nats."""
-        steps = torch.from_numpy(self._outputs[self._rows.num_steps :].copy())
-        return float(self._loss.value(self.costs, steps))
+        return float(self._loss.value(self.costs, self._marked))
 
     def grow(self, learning_rate: float) -> bool:
         """Add a tree; return whether there was one that lowers the loss."""
         gradient = self._loss.gradient(self._outputs)
-        is_done = self._booster.update(fobj=lambda *_: gradient)
-        if is_done:
+        for _ in range(_TRIES):  # the inputs that a tree sees may have no split
+            if not self._booster.update(fobj=lambda *_: gradient):
+                break
+            if self._booster.num_trees() > len(self.trees):
+                self._booster.rollback_one_iter()  # the first one stays, without a split
+        else:
             return False
         tree = _Tree.read(self._booster.dump_model(1, start_iteration=len(self.trees)))
         direction = tree.outputs(self._rows.columns)
         step = learning_rate * self._loss.best_step(self._outputs, direction)
         self._outputs += step * direction
-        self.trees.append(tree._replace(value=step * tree.value))
+        floor = 0.0
+        if self._loss.has_limit:
+            some = self._outputs[:: -(-len(self._outputs) // 20_000)]
+            floor = float(np.quantile(some, _FREE_SHARE))
+        self._outputs -= floor
+        self.trees.append(tree._replace(value=step * tree.value - floor))
+        self._loss.centre(self.costs, self._marked)
+        self.limits.append(self._loss.limit)
         return True
 
     def cut(self, size: int) -> None:
         """Keep the first trees alone."""
-        del self.trees[size:]
+        del self.trees[size:], self.limits[size + 1 :]
+
+    @property
+    def _marked(self) -> Tensor:
+        return torch.from_numpy(self._outputs[self._rows.num_steps :].copy())
 
 
 def _stacked(members: Sequence[Sequence[_Tree]]) -> Trees:
@@ -635,6 +678,18 @@ def _stacked(members: Sequence[Sequence[_Tree]]) -> Trees:
     tensors = [torch.from_numpy(x.reshape(len(members), size, -1)) for x in arrays]
     feature, threshold, left, right, value = tensors
     return Trees(feature, threshold, left, right, value.to(torch.float32))
+
+
+def _check_marks(marks: Sequence[Marks]) -> None:
+    for mark in marks:
+        unsafe = np.asarray(mark.unsafe, np.float64)
+        known = unsafe[~np.isnan(unsafe)]
+        if unsafe.shape != (len(mark.trajectory),) or not np.isin(known, (0, 1)).all():
+            raise ValueError(
+                "each step is marked 1 (unsafe), 0 (not) or NaN (unknown): a trajectory of "
+                f"{len(mark.trajectory)} steps got {unsafe.shape} marks, among them "
+                f"{np.unique(known)[:4].tolist()}; mark every step"
+            )
 
 
 def _columns(model: TreeCost, trajectory: Trajectory, rows: NDArray[np.int64]) -> Any:

@@ -67,9 +67,11 @@ class TreeCost(LearnedCost):
 
     .. math:: c(s, a) = output_scale · Σ_r tree_r(s, a)
 
-    It is signed and unbounded, and the learned limit is 0. Without trees, before it is trained,
-    every episode lies exactly on the limit. Inputs need no scale. It has no parameters and no
-    gradient.
+    With a horizon the learned limit is a number of its own, and the cost of a harmless step about
+    0, so that a policy cannot pay for unsafe steps by longer episodes, nor save costs by ending
+    them: `TreeTrainer` sees to that. Without a horizon no such limit holds for all lengths, and it
+    is 0. Costs are signed. Before training every episode lies exactly on the limit. Inputs need no
+    scale. It has no parameters and no gradient.
 
     Several members, each trained on a bootstrap resample of the trajectories, are averaged:
     c = mean_m c_m + κ sd_m c_m, as of `CostModelEnsemble`.
@@ -101,6 +103,7 @@ class TreeCost(LearnedCost):
     left: Tensor
     right: Tensor
     value: Tensor
+    limit: Tensor
 
     def __init__(
         self,
@@ -137,6 +140,7 @@ class TreeCost(LearnedCost):
         self.groups = like_inputs(self.names[: self.obs_dim]) if pooled else {}
         for name, tensor in Trees.none(num_members)._asdict().items():
             self.register_buffer(name, tensor)
+        self.register_buffer("limit", torch.zeros(num_members))
         self._compile()
 
     @classmethod
@@ -157,8 +161,8 @@ class TreeCost(LearnedCost):
 
     @property
     def learned_limit(self) -> float:
-        """0: the unit of the costs is arbitrary, and training puts the limit there."""
-        return 0.0
+        """Mean of the members' limits, which are 0 without a horizon."""
+        return float(self.limit.double().mean())
 
     @property
     def num_trees(self) -> int:
@@ -183,14 +187,25 @@ class TreeCost(LearnedCost):
         feature, threshold = self.feature[used].cpu().numpy(), self.threshold[used].cpu().numpy()
         return tuple(np.unique(threshold[feature == k]) for k in range(len(self.read_names)))
 
-    def set_trees(self, trees: Trees) -> None:
-        """Replace all trees.
+    def set_trees(self, trees: Trees, limit: Tensor | None = None) -> None:
+        """Replace all trees, and each member's limit.
+
+        Args:
+            trees: Of all members.
+            limit: Highest C that each judges safe, float32 (M,); None is 0.
 
         Raises:
             MismatchError: If they do not fit the model or each other, or something in them makes
                 no sense.
         """
         check_trees(trees, num_members=self.num_members, num_inputs=len(self.read_names))
+        limit = torch.zeros(self.num_members) if limit is None else limit
+        if limit.shape != (self.num_members,) or not torch.isfinite(limit).all():
+            raise MismatchError(
+                f"each of {self.num_members} members has a finite limit, got "
+                f"{limit.tolist()!r:.80}; restore the file from a copy"
+            )
+        self.limit = limit.to(self.limit)
         for name, tensor in trees._asdict().items():
             setattr(self, name, tensor.to(self.feature.device))
         self._compile()
@@ -228,18 +243,20 @@ class TreeCost(LearnedCost):
         return mean + self.pessimism * costs.std(dim=0, correction=0)
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return each member's C, whose limit is 0, without pessimism, (M, B)."""
+        """Return each member's C minus its limit, without pessimism, (M, B)."""
         self.check_length(actions.shape[1])
         costs = self._member_costs(obs, actions)  # (M, B, T)
         if self.discount < 1:
             costs = costs * self.discount ** torch.arange(costs.shape[2], device=costs.device)
         if mask is not None:
             costs = costs.masked_fill(~mask.to(costs.device), 0.0)
-        return costs.sum(dim=2)
+        return costs.sum(dim=2) - self.limit[:, None]
 
     def prorate(self, horizon: int) -> None:
         """Let the limit hold for longer or shorter trajectories; see `LearnedCost.prorate`."""
+        before = self.horizon
         self._prorate(horizon)
+        self.limit = self.limit * (horizon / (before or horizon))
 
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Do nothing: a threshold has the unit of its input."""
@@ -275,7 +292,7 @@ class TreeCost(LearnedCost):
         """
         tensors, meta = load_tensors(path, kind=KIND)
         with described_by(path):
-            config = dict(meta["config"])
+            config, tensors = dict(meta["config"]), dict(tensors)
             if config.pop("kind", None) != "trees":
                 raise MismatchError(
                     f"{path} holds a network, or several, no trees; read it by load_cost_model"
@@ -283,10 +300,11 @@ class TreeCost(LearnedCost):
             obs_shape, act_dim = config.pop("obs_shape"), config.pop("act_dim")
             require_in("[1, inf)", obs_dim=min(obs_shape), act_dim=act_dim)
             spaces: list[Space[Any]] = [Space(obs_shape), Space([act_dim])]
+            limit = tensors.pop("limit")
             trees = Trees(**tensors)
             model = cls(*spaces, **config)
             try:
-                model.set_trees(trees)
+                model.set_trees(trees, limit)
             except MismatchError as error:
                 raise MismatchError(f"{path}: {error}") from error
             return model, dict(meta["info"])
@@ -364,15 +382,17 @@ class TreeCost(LearnedCost):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        fields = *Trees._fields, "limit"
         if strict:
-            known = {prefix + name for name in Trees._fields}
+            known = {prefix + name for name in fields}
             unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
-        names = [name for name in Trees._fields if prefix + name not in state_dict]
+        names = [name for name in fields if prefix + name not in state_dict]
         if names:
             missing_keys += [prefix + name for name in names]
             return
         try:
-            self.set_trees(Trees(*(state_dict[prefix + name] for name in Trees._fields)))
+            *trees, limit = (state_dict[prefix + name] for name in fields)
+            self.set_trees(Trees(*trees), limit)
         except MismatchError as error:
             error_msgs.append(str(error))
 

@@ -160,10 +160,10 @@ class Problem:
         ).total
         if self.clips:
             safe = torch.tensor([clip.safe for clip in self.clips]).double()
-            loss = loss + safety_loss(clip_cost - shifts[0], safe)
+            loss = loss + safety_loss(clip_cost - shifts[-2], safe)
         if self.marks:
             unsafe = torch.from_numpy(np.concatenate([mark.unsafe for mark in self.marks]))
-            loss = loss + safety_loss(outputs[start:] - shifts[1], 1 - unsafe)
+            loss = loss + safety_loss(outputs[start:] - shifts[-1], 1 - unsafe)
         return loss
 
 
