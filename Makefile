@@ -83,6 +83,7 @@ bench: env parity-env
 	$(BIN)/python tests/benchmarks/bench_omnisafe.py --omnisafe-python $(PARITY_BIN)/python
 	$(BIN)/python tests/benchmarks/bench_ppo_lag.py
 	$(BIN)/python tests/benchmarks/bench_trainer.py
+	$(BIN)/python tests/benchmarks/bench_trees.py
 	$(BIN)/python tests/benchmarks/bench_wrapper.py
 	$(BIN)/python tests/benchmarks/bench_robotics.py --parity-python $(PARITY_BIN)/python
 
