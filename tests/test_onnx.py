@@ -61,7 +61,8 @@ def trees(*, obs=None, spaces=SPACES, num_trees=50, **options):
             torch.from_numpy(threshold),
             *torch.tensor(children, dtype=torch.int8).unbind(-1),
             torch.tensor(rng.normal(0, 0.2, (*grid, 8)), dtype=torch.float32),
-        )
+        ),
+        limit=torch.tensor(rng.normal(size=model.num_members), dtype=torch.float32),
     )
     return model
 
