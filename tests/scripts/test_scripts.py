@@ -17,7 +17,7 @@ import pytest
 import torch
 from gymnasium.error import DependencyNotInstalled
 
-from pbcrl import MULTIPLIER_RULES, CostModel, Query, Trajectory, TrajectoryDataset
+from pbcrl import MULTIPLIER_RULES, Query, Trajectory, TrajectoryDataset, load_cost_model
 from pbcrl.data.label_log import read_labels
 from pbcrl.errors import LabelError, MismatchError, MissingCostError, NonFiniteError, StorageError
 from pbcrl.label.replay import Replay, replay_frames
@@ -55,7 +55,7 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert ["violation_gap" in row for row in logged] == [False, True, True]
     assert logged[-1]["queries_used"] == summary["queries_used"]
 
-    _, info = CostModel.load(folder / "cost_model.safetensors")
+    _, info = load_cost_model(folder / "cost_model.safetensors")
     assert info["env_id"] == "PointHazards-v0"
     assert info["dead_zone"] == summary["dead_zone"]
     capsys.readouterr()
@@ -674,7 +674,7 @@ def test_ctrl_c_keeps_the_checkpoint_and_the_labels_and_names_them(tmp_path, toy
     assert "stopped (interrupted): kept agent.safetensors, cost_model.safetensors" in output
     assert f"ppo_lag_pbcrl.py --resume {tmp_path / 'run'}\n" in output
     load_tensors(tmp_path / "run" / "agent.safetensors", kind="agent")
-    CostModel.load(tmp_path / "run" / "cost_model.safetensors")
+    load_cost_model(tmp_path / "run" / "cost_model.safetensors")
     assert len(read_labels(tmp_path / "run" / "labels.jsonl")) >= 100
 
 
