@@ -405,7 +405,7 @@ class Progress:
     next_obs: np.ndarray  # s_t of all envs, (N, obs_dim)
     iteration: int = 0
     ended: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))  # return, true cost (E, 2)
-    adv_c_std: float = 0.0  # mean over the iterations so far
+    adv_c_std: float = 0.0  # moving average over iterations
     pretrained: dict[str, float] = field(default_factory=dict)  # how good the cost model was then
 
 
@@ -537,9 +537,10 @@ def train(args: Args) -> Path:
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-            # The scale of a learned cost is arbitrary, so it is divided out; but by the mean over
-            # all iterations, so that the price of cost falls as the cost does.
-            progress.adv_c_std += (float(adv_c.std()) - progress.adv_c_std) / iteration
+            # The scale of a learned cost is arbitrary, so it is divided out; but by a mean over
+            # some twenty iterations, so that the price of cost falls as the cost does, and a cost
+            # that was high at first does not hide what is left of it.
+            progress.adv_c_std += (float(adv_c.std()) - progress.adv_c_std) / min(iteration, 20)
             adv_c = (adv_c - adv_c.mean()) / (progress.adv_c_std + 1e-8)
             # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
             adv = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)

@@ -82,7 +82,9 @@ def input_names(
     Raises:
         ValueError: If there is not one name per number of the observation, each another one.
     """
-    found = _names(observation_space, "obs")
+    found, actions = _names(observation_space, "obs"), _names(action_space, "action")
+    if names is None and len({*found, *actions}) < len(found) + len(actions):
+        found = [f"obs[{i}]" for i in range(len(found))]  # keys that make the same names
     if names is not None:
         if len(names) != len(found) or len(set(names)) != len(found):
             raise ValueError(
@@ -91,7 +93,7 @@ def input_names(
                 "env's list"
             )
         found = list(names)
-    return (*found, *_names(action_space, "action"))
+    return (*found, *actions)
 
 
 def names_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[str, ...]:

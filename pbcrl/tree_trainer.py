@@ -240,7 +240,7 @@ class TreeTrainer(Trainer):
         held_out = None
         if valid is not None:
             its_batch = valid.batch(np.arange(len(valid)))
-            # A tenth as many, as there are labels.
+            # Fewer labels, fewer steps.
             few = max(self._max_rows // 5, 1)
             held_out = (
                 its_batch,

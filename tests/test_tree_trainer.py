@@ -543,7 +543,7 @@ def test_clips_and_marks_without_an_answer_have_no_gradient():
 def test_marks_that_are_not_one_per_step_are_refused(lengths):
     """19 and 21 are together as many as the steps of both."""
     marks = [Marks(t, np.zeros(n)) for t, n in zip(peaky_episodes(2, seed=3), lengths, strict=True)]
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=r"each step is marked .* of 20 steps got \((19|21),\)"):
         fresh_trainer(rounds=2).fit(labelled(20, seed=1), marks=marks)
 
 
@@ -556,7 +556,9 @@ def test_marks_that_are_not_one_per_step_are_refused(lengths):
     ids=["clip", "mark"],
 )
 def test_a_probability_above_1_is_refused(more):
-    with pytest.raises(ValueError, match=r"labels in \[0, 1\] or NaN"):
+    with pytest.raises(
+        ValueError, match=r"labels in \[0, 1\] or NaN|marked 1 .*among them \[0\.0, 3\.0\]"
+    ):
         fresh_trainer(rounds=2).fit(labelled(20, seed=1), **more)
 
 

@@ -141,11 +141,20 @@ def net_of(kind: str, spaces: Any, limits: Any, train: PreferenceBuffer, names: 
 
 
 def trainer_of(
-    kind: str, env_id: str, horizon: int, train: PreferenceBuffer, args: Args, seed: int
+    kind: str,
+    env_id: str,
+    horizon: int,
+    train: PreferenceBuffer,
+    args: Args,
+    seed: int,
+    *,
+    of_episodes: bool,
 ) -> Trainer:
     like = train.trajectories[0]
     spaces = [Box(-np.inf, np.inf, shape) for shape in (like.obs.shape[1:], like.actions.shape[1:])]
     limits: dict[str, Any] = {"output_scale": horizon**-0.5}
+    if of_episodes:
+        limits["horizon"] = horizon  # a sum of clips has any length
     rng = np.random.default_rng(seed)
     names = names_of(make_envs(env_id, 1))
     if kind.startswith("net"):
@@ -195,7 +204,9 @@ def trial(
             shown = [shown[i] for i in np.sort(picked)]
         buffers.append(labelled(shown, queries, oracle, rng))
     valid, train = buffers
-    trainer = trainer_of(model, data.env_id, data.horizon, train, args, seed)
+    trainer = trainer_of(
+        model, data.env_id, data.horizon, train, args, seed, of_episodes=kind == "episodes"
+    )
     start = time.perf_counter()
     trainer.model.fit_input_scale(train.trajectories)
     trainer.pretrain(train, valid)
@@ -204,7 +215,8 @@ def trial(
     true = np.array([episode.true_cost for episode in test])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        report = cost_model_report(learned, true, limit)
+        at = trainer.model.learned_limit
+        report = cost_model_report(learned, true, limit, learned_limit=at)
         report["step_auroc"] = step_auroc(trainer.model.step_cost, test)
     return {
         **{name: report[name] for name in (*MEASURES, *AT_LIMIT)},

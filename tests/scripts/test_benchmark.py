@@ -53,7 +53,9 @@ def test_every_command_of_every_preset_is_understood_by_its_script(benchmark, pr
     assert len(seen) > 50
 
 
-def test_all_methods_of_a_table_may_buy_the_same_number_of_labels_save_those_with_500(benchmark, presets):
+def test_all_methods_of_a_table_may_buy_the_same_number_of_labels_save_those_with_500(
+    benchmark, presets
+):
     for name, job in every_job(benchmark, presets):
         bought = [int(str(job.options.get(flag, 0))) for flag in presets.QUERIES]
         budget = 60 if name == "smoke" else 20_000
