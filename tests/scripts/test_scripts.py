@@ -333,7 +333,7 @@ def test_a_task_brings_its_recipe_which_the_command_line_overrules(scripts):
     for one in (found[0], found[2]):
         assert (one.multiplier_rule, one.multiplier_lr, one.multiplier_cap) == ("pid", 0.05, 5.0)
     learned = found[1].constraint, found[1].max_unsafe_rate, found[1].segment_length
-    assert learned == ("rate", 3e-3, 20)
+    assert learned == ("rate", 0.02, None)
 
 
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
