@@ -219,7 +219,7 @@ class Trainer(ABC):
                 f"{horizon}; if they are segments, use CostModel(..., horizon={longest}), and "
                 "prorate() when it is trained",
             )
-        if shortest < longest and self.model.learned_limit == 0:  # else no cost is negative
+        if shortest < longest and self._pays_for_length:
             self._warn_once(
                 UserWarning,
                 f"episodes differ in length, from {shortest} to {longest} steps, and a step may "
@@ -227,6 +227,11 @@ class Trainer(ABC):
                 "its episodes later, or avoid the limit by ending them early; if it can, fill "
                 "up ended episodes to the time limit (docs/environments.md)",
             )
+
+    @property
+    def _pays_for_length(self) -> bool:
+        """Whether harmless steps have a negative cost: then a longer episode is a safer one."""
+        return self.model.learned_limit == 0
 
     def _warn_of_runaway(self, cost_std: float) -> None:
         # Above `max_std` the variance term has no gradient. Separable labels alone may spread the

@@ -215,6 +215,10 @@ class TreeTrainer(Trainer):
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
         self._num_offline = state["num_offline"]
 
+    @property
+    def _pays_for_length(self) -> bool:
+        return self.model.horizon is None
+
     def _grow(
         self,
         buffer: PreferenceBuffer,

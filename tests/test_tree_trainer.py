@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
 from pbcrl.cost_model import CostModel
 from pbcrl.dead_zone import DeadZone
-from pbcrl.errors import LabelError
+from pbcrl.errors import LabelError, MismatchError
 from pbcrl.losses import pbci_loss, safety_loss
 from pbcrl.metrics import step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
@@ -1031,3 +1031,100 @@ def test_a_lightgbm_that_is_too_old_is_refused(monkeypatch, version):
 def test_a_lightgbm_that_is_new_enough_is_taken(monkeypatch, version):
     monkeypatch.setattr(lightgbm, "__version__", version)
     fresh_trainer()
+
+
+# -- A limit of its own ----------------------------------------------------------------------
+
+
+def uneven_episodes(num, *, seed):
+    """Of 5 to 50 steps; a step costs 1 if its first input is above 0.9, and half never have one."""
+    random, made = rng(seed), []
+    for i in range(num):
+        rows = random.uniform(size=(int(random.integers(5, 51)), 3)).astype(np.float32)
+        rows[:, 0] *= 0.9
+        if i % 2:
+            rows[random.integers(len(rows), size=3), 0] = random.uniform(0.91, 1, size=3)
+        made.append(Trajectory(rows[:, :2], rows[:, 2:], (rows[:, 0] > 0.9).astype(np.float32)))
+    return made
+
+
+def fitted_to_uneven(*, horizon, seed=0, **options):
+    buffer = PreferenceBuffer(uneven_episodes(200, seed=seed))
+    pairs = draw_pairs(200, 400, rng=rng(seed))
+    buffer.add_labels(pairs, SyntheticOracle(0.5).label(buffer.queries(pairs)))
+    model = TreeCost(*boxes(2, 1), horizon=horizon, output_scale=50**-0.5, **options)
+    trainer = TreeTrainer(model, rng=rng(seed), rounds=60)
+    if horizon is None:
+        with pytest.warns(UserWarning, match="a step may have a negative learned cost"):
+            trainer.fit(buffer)
+    else:
+        trainer.fit(buffer)
+    return trainer, buffer
+
+
+def test_with_a_horizon_the_limit_is_where_the_safety_loss_is_lowest():
+    trainer, buffer = fitted_to_uneven(horizon=50)
+    batch = buffer.batch(np.arange(len(buffer)))
+    excess = torch.from_numpy(trainer.model.member_scores(batch.trajectories))[0]
+    losses = [
+        float(safety_loss((excess + shift)[batch.pairs].flatten(), batch.safe.flatten().double()))
+        for shift in (-0.02, 0.0, 0.02)
+    ]
+    assert losses[1] == min(losses)
+    assert trainer.model.learned_limit > 0.5
+
+
+def test_a_harmless_step_costs_about_nothing_with_a_horizon_and_less_than_nothing_without():
+    """Else a safe episode would be safer, the longer it is: a policy would learn to dawdle."""
+    shares = []
+    for horizon in (50, None):
+        trainer, _ = fitted_to_uneven(horizon=horizon)
+        new = uneven_episodes(200, seed=9)
+        steps = np.concatenate([trainer.model.step_cost(one.obs, one.actions) for one in new])
+        costly = np.concatenate([one.costs > 0 for one in new])
+        harmless, harmful = np.median(steps[~costly]), np.median(steps[costly])
+        assert harmful > 0
+        shares.append(harmless / harmful)
+    assert 0 <= shares[0] < 0.05
+    assert shares[1] < -0.01
+
+
+def test_of_all_steps_learned_from_a_twentieth_cost_less_than_nothing():
+    trainer, buffer = fitted_to_uneven(horizon=50)
+    obs, actions = (
+        np.concatenate([getattr(one, name) for one in buffer.trajectories])
+        for name in ("obs", "actions")
+    )
+    below = (trainer.model.step_cost(obs, actions) < -1e-6).mean()
+    assert below == pytest.approx(0.05, abs=1e-3)
+
+
+def test_a_limit_travels_with_its_trees_and_is_prorated(tmp_path):
+    trainer, _ = fitted_to_uneven(horizon=50, num_members=2)
+    model, new = trainer.model, uneven_episodes(20, seed=9)
+    assert len(set(model.limit.tolist())) == 2
+    assert model.learned_limit == pytest.approx(model.limit.mean().item())
+    model.save(tmp_path / "model.safetensors")
+    other = TreeCost(*boxes(2, 1), horizon=50, output_scale=50**-0.5, num_members=2)
+    other.load_state_dict(model.state_dict())
+    for found in (TreeCost.load(tmp_path / "model.safetensors")[0], other, copy.deepcopy(model)):
+        np.testing.assert_array_equal(found.member_scores(new), model.member_scores(new))
+        assert found.learned_limit == model.learned_limit
+    costs, limit = model.score(new), model.learned_limit
+    np.testing.assert_allclose(model.member_scores(new).mean(axis=0), costs - limit, atol=1e-5)
+    model.prorate(100)
+    assert model.learned_limit == pytest.approx(2 * limit)
+    np.testing.assert_array_equal(model.score(new), costs)
+
+
+@pytest.mark.parametrize("limit", [torch.zeros(2), torch.tensor([NAN]), torch.tensor([math.inf])])
+def test_a_limit_that_is_none_is_refused(limit):
+    model = fresh_trainer().model
+    with pytest.raises(MismatchError, match="each of 1 members has a finite limit, got"):
+        model.set_trees(model.trees, limit)
+    assert model.learned_limit == 0
+
+
+def test_without_a_horizon_the_limit_is_0():
+    trainer, _ = fitted_to_uneven(horizon=None)
+    assert trainer.model.learned_limit == 0

@@ -90,6 +90,8 @@ class Args:
 class Read(nn.Module):
     """The network of `CostModel` on pooled inputs too, or on piecewise-linear bins of each."""
 
+    bounds: Tensor | None
+
     def __init__(
         self, groups: list[tuple[int, int]], bounds: Tensor | None, num_inputs: int
     ) -> None:
@@ -257,7 +259,7 @@ def main(args: Args) -> None:
                     row = dict(
                         zip(("env", "source", "kind", "model", "pairs", "seed"), about, strict=True)
                     )
-                    row |= {"commit": made_by(__file__)["commit"], **found}
+                    row |= {"commit": made_by(__file__)["commit"] or "", **found}
                     is_new = not out.exists()
                     with out.open("a", newline="") as file:
                         writer = csv.DictWriter(file, COLUMNS)
