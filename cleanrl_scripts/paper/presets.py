@@ -103,7 +103,9 @@ for _title, _few in (("", {}), (", 500 queries", FEW)):
     _end = "_500" if _few else ""
     for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
         VARIANTS[f"trees_{_name}{_end}"] = Variant(
-            f"PbCRL, trees, {_name}{_title}", "ppo_lag_pbcrl", {**_options, **_few}
+            f"PbCRL, trees, {_name}{_title}",
+            "ppo_lag_pbcrl",
+            {"cost-model": "trees", **_options, **_few},
         )
         if _few:
             VARIANTS[f"net_{_name}_500"] = Variant(

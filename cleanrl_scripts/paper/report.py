@@ -239,6 +239,9 @@ def identity(folder: Path) -> tuple[str, str, int] | None:
         return None
     # The variant that agrees with the run in most options. "cost-limit" is "cost_limit" there.
     options: dict[str, object] = {name.replace("_", "-"): value for name, value in args.items()}
+    options.setdefault("cost-model", "net")  # of a run before there were trees
+    if options["cost-model"] == "net" and options.get("dead-zone") is None:
+        options["dead-zone"] = 1.0
     fitting = [
         name
         for name, row in VARIANTS.items()

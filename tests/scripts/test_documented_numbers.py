@@ -46,7 +46,7 @@ def test_what_a_run_writes_is_documented_and_nothing_else_is(
 ):
     args = {
         "ppo_lag": lambda: small_ppo_lag(scripts, tmp_path),
-        "ppo_lag_pbcrl": lambda: small_pbcrl(scripts, tmp_path, toy_dataset),
+        "ppo_lag_pbcrl": lambda: small_pbcrl(scripts, tmp_path, toy_dataset, online_queries=30),
         "ppo_lag_rlsf": lambda: small_rlsf(scripts, tmp_path, hash_bits=16),
     }[script]()
     folder = getattr(scripts, script).train(args)

@@ -171,7 +171,7 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
     for text in (
         "# Cost model for PointHazards-v0",
         f"| reads | raw observations {model.obs_shape}, executed actions ({model.act_dim},) |",
-        "| limit | 0 per episode, of at most 100 steps |",
+        f"| limit | {model.learned_limit:g} per episode, of at most 100 steps |",
         "| labelled by | a simulated oracle, from true costs with the limit 5 |",
         f"| queries | {found['queries_used']}, over",
         "## What it learned",

@@ -485,6 +485,15 @@ def write_run_by_hand(root, name, **args):
             "ppo_bt",
             {"script": "ppo_lag_pbcrl", "dead_zone": 0.0, "dead_zone_lr": 0, "snr_weight": 0},
         ),
+        ("pbcrl", {"script": "ppo_lag_pbcrl", "cost_model": "net", "dead_zone": None}),
+        ("trees_learned", {"script": "ppo_lag_pbcrl", "cost_model": "trees"}),
+        (
+            "trees_labels_500",
+            {
+                **{"script": "ppo_lag_pbcrl", "cost_model": "trees", "constraint": "rate"},
+                **{"offline_queries": 350, "online_queries": 150},
+            },
+        ),
     ],
 )
 def test_a_run_of_any_name_is_the_variant_that_its_arguments_are(report, tmp_path, variant, args):
