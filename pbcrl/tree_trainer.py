@@ -175,9 +175,10 @@ class TreeTrainer(Trainer):
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
 
-        The trees are grown anew, and the dead zone is moved before, as soon as the labels are a
-        tenth more than at the last time, so that all fits together take about ten times as long as
-        the last, however small rounds are.
+        The trees are grown anew, and the dead zone is moved before, as soon as all labels are a
+        tenth more than at the last time, or the online ones half as many again: the first ones say
+        most about how a policy lives on errors. So all fits together take some twenty times as long
+        as the last, however small rounds are.
         """
         self._check_new(buffer, new)
         if not len(new):
@@ -185,7 +186,9 @@ class TreeTrainer(Trainer):
         self.num_untuned += len(new)
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if self._is_trainable(buffer) and 10 * len(buffer) >= 11 * self._num_fitted:
+        online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
+        is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
+        if self._is_trainable(buffer) and is_due:
             unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
             predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):

@@ -905,11 +905,16 @@ def test_online_pairs_count_up_to_ten_times_to_be_as_many_as_those_of_pretrainin
         assert_same_trees(by_hand.model, online.model)
 
 
-def test_fits_after_pretraining_wait_for_a_tenth_more_than_it_had():
-    trainer, buffer = fresh_trainer(rounds=20), labelled(40, seed=1)
+def test_fits_after_pretraining_wait_for_half_more_online_labels_or_a_tenth_more_of_all():
+    """40 offline pairs, then one a round: at 8 it waits for 12, at 18 for 27 or 63.8 - 40."""
+    trainer, buffer = fresh_trainer(rounds=5), labelled(40, seed=1)
     trainer.pretrain(buffer, labelled(20, seed=2))
-    assert "finetune_loss" not in trainer.update(buffer, add_labelled(buffer, 3, seed=3))
-    assert "finetune_loss" in trainer.update(buffer, add_labelled(buffer, 2, seed=4))
+    fits = []
+    for online in range(1, 25):
+        found = trainer.update(buffer, add_labelled(buffer, 1, seed=10 + online))
+        if "finetune_loss" in found:
+            fits.append(online)
+    assert fits == [2, 3, 5, 8, 12, 18, 24]
 
 
 def test_one_sided_labels_train_nothing_and_stay_new():
