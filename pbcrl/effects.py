@@ -336,7 +336,8 @@ class _Probe:
         at_steps = curve[np.searchsorted(edges[1:-1], values)]
         bins = np.histogram_bin_edges([], _NUM_BINS, (edges[0], edges[-1]))
         shares = {
-            kind: np.histogram(column.clip(bins[0], bins[-1]), bins)[0] / len(column)
+            kind: np.histogram(column.astype(np.float64).clip(bins[0], bins[-1]), bins)[0]
+            / len(column)
             for kind, column in columns.items()
         }
         return Effect(

@@ -523,4 +523,6 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
                 options[name] = int(str(options[name])) * SMOKE_QUERIES // 1000
         if row.script == "ppo_lag_pbcrl":
             options |= {"finetune-interval": 1}
+            if options.get("constraint") == "accept":
+                options["accept-batch"] = 10  # of so few queries
     return options
