@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError, require_in
-from pbcrl.spaces import act_dim_of, obs_shape_of
+from pbcrl.spaces import act_dim_of, obs_shape_of, spaces_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, padded_chunks
 
@@ -575,24 +575,6 @@ class ConvNet(nn.Module):
         features = self.encoder(images).reshape(*obs.shape[:-3], self._num_features)
         output: Tensor = self.mlp(features, actions)
         return output
-
-
-def spaces_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[Space[Any], Space[Any], int | None]:
-    """Return the spaces of one env of an env, single or vectorised, and its time limit.
-
-    Raises:
-        TypeError: If it is no env.
-    """
-    if isinstance(env, VectorEnv):
-        spaces = env.single_observation_space, env.single_action_space
-    elif isinstance(env, gym.Env):
-        spaces = env.observation_space, env.action_space
-    else:
-        raise TypeError(
-            f"for_env takes an env, single or vectorised, got {env!r}; make it first, by "
-            "gymnasium.make or make_vec, or pass its spaces to the model"
-        )
-    return *spaces, None if env.spec is None else env.spec.max_episode_steps
 
 
 def require_learned_cost(model: object) -> None:

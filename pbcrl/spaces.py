@@ -61,6 +61,24 @@ def act_dim_of(space: Space[Any]) -> int:
     return _fixed_length(space, name="action", wrapper="TransformAction")
 
 
+def spaces_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[Space[Any], Space[Any], int | None]:
+    """Return the spaces of one env of an env, single or vectorised, and its time limit.
+
+    Raises:
+        TypeError: If it is no env.
+    """
+    if isinstance(env, VectorEnv):
+        spaces = env.single_observation_space, env.single_action_space
+    elif isinstance(env, gym.Env):
+        spaces = env.observation_space, env.action_space
+    else:
+        raise TypeError(
+            f"for_env takes an env, single or vectorised, got {env!r}; make it first, by "
+            "gymnasium.make or make_vec, or pass its spaces to the model"
+        )
+    return *spaces, None if env.spec is None else env.spec.max_episode_steps
+
+
 def input_names(
     observation_space: Space[Any],
     action_space: Space[Any],
@@ -103,20 +121,18 @@ def names_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[str, ...]:
     counts if no wrapper has changed the observation space.
 
     Raises:
+        TypeError: If it is no env.
         ValueError: If it has such a list that does not fit.
     """
-    if isinstance(env, VectorEnv):
-        spaces = env.single_observation_space, env.single_action_space
-    else:
-        spaces = env.observation_space, env.action_space
+    observation_space, action_space, _ = spaces_of(env)
     inner: Any = env.unwrapped
     if not hasattr(inner, "observation_names") and getattr(inner, "envs", None):
         inner = inner.envs[0].unwrapped  # of a SyncVectorEnv
     names = getattr(inner, "observation_names", None)
     own: Any = getattr(inner, "single_observation_space", getattr(inner, "observation_space", None))
-    if own != spaces[0]:
+    if own != observation_space:
         names = None  # a wrapper has changed what is seen
-    return input_names(*spaces, names)
+    return input_names(observation_space, action_space, names)
 
 
 def obs_rows(space: Space[Any], obs: Any, *, num_envs: int | None = None) -> ObsArray:

@@ -23,7 +23,7 @@ from pbcrl.errors import LabelError, require_in
 from pbcrl.losses import safety_loss
 from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
 from pbcrl.trajectory import PairBatch, Trajectory
-from pbcrl.trees import NUM_LEAVES, TreeCost, Trees, floor32, require_trees
+from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
 Outputs = NDArray[np.float64]
 
@@ -189,8 +189,9 @@ class TreeTrainer(Trainer):
         online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
         is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
         if self._is_trainable(buffer) and is_due:
-            unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
-            predicted, labelled = self.violation_rates(buffer, unseen)
+            if self.num_untuned > len(new):
+                unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
+                predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):
                 self.dead_zone.update(predicted, labelled)
             measured["finetune_loss"] = self.fit(buffer)
@@ -580,7 +581,7 @@ class _Tree(NamedTuple):
         """From LightGBM's own description of a model with one tree."""
         (about,) = model["tree_info"]
         feature, threshold = np.zeros(_NODES, np.int32), np.zeros(_NODES)
-        left, right = np.full((2, _NODES), -128, np.int8)
+        left, right = np.full((2, _NODES), UNUSED, np.int8)
         value = np.zeros(NUM_LEAVES)
 
         def place(node: Mapping[str, Any]) -> int:
@@ -611,7 +612,7 @@ class _Tree(NamedTuple):
         below = [[0, 0] for _ in range(_NODES)]
         for node in reversed(range(_NODES)):  # children come after their parent
             for side, child in enumerate((int(self.left[node]), int(self.right[node]))):
-                if child != -128:
+                if child != UNUSED:
                     below[node][side] = sum(below[child]) if child >= 0 else 1 << (-1 - child)
         return [(np.uint8(255 - right), np.uint8(255 - left)) for left, right in below]
 

@@ -21,16 +21,17 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl.cost_model import KIND, LearnedCost, spaces_of
+from pbcrl.cost_model import KIND, LearnedCost
 from pbcrl.errors import MismatchError, require_in
-from pbcrl.spaces import input_names, names_of
+from pbcrl.spaces import input_names, names_of, spaces_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
 
 NUM_LEAVES = 8
 """Most leaves of a tree: the leaves that a step may still fall into are the bits of one byte."""
 _NODES = NUM_LEAVES - 1
-_UNUSED = -128
+UNUSED = -128
+"""Both children of a node that is none."""
 _COMPARISONS = 2**20  # at a time, so that they stay in the CPU's caches
 
 
@@ -183,7 +184,7 @@ class TreeCost(LearnedCost):
     @property
     def splits(self) -> tuple[NDArray[np.float32], ...]:
         """Where any tree splits each of `read_names`: different thresholds, ascending."""
-        used = self.left != _UNUSED
+        used = self.left != UNUSED
         feature, threshold = self.feature[used].cpu().numpy(), self.threshold[used].cpu().numpy()
         return tuple(np.unique(threshold[feature == k]) for k in range(len(self.read_names)))
 
@@ -368,7 +369,7 @@ class TreeCost(LearnedCost):
             child = children[:, :, node]  # (M, R, 2)
             both = leaves[..., 0] | leaves[..., 1]  # under each node, (M, R, 7)
             inner = both.gather(2, child.clamp(min=0))
-            leaf = torch.where(child == _UNUSED, 0, bits[(-1 - child).clamp(0, NUM_LEAVES - 1)])
+            leaf = torch.where(child == UNUSED, 0, bits[(-1 - child).clamp(0, NUM_LEAVES - 1)])
             leaves[:, :, node] = torch.where(child >= 0, inner, leaf)
         return leaves.to(torch.uint8)
 
@@ -425,7 +426,7 @@ def check_trees(trees: Trees, *, num_members: int, num_inputs: int) -> None:
                 f"{found.dtype} {tuple(found.shape)}; restore the file from a copy"
             )
     children = torch.stack([trees.left, trees.right], dim=-1).long()  # (M, R, 7, 2)
-    used = (children != _UNUSED).any(dim=-1)  # (M, R, 7)
+    used = (children != UNUSED).any(dim=-1)  # (M, R, 7)
     place = torch.arange(_NODES)[:, None]
     is_node = children >= 0
     finding = None
@@ -433,17 +434,17 @@ def check_trees(trees: Trees, *, num_members: int, num_inputs: int) -> None:
         finding = "a leaf or a threshold is not finite"
     elif ((trees.feature < 0) | (trees.feature >= num_inputs)).any():
         finding = f"a node reads an input beyond the {num_inputs} that there are"
-    elif (used[..., 1:] & ~used[..., :-1]).any() or (used != (children != _UNUSED).all(-1)).any():
+    elif (used[..., 1:] & ~used[..., :-1]).any() or (used != (children != UNUSED).all(-1)).any():
         finding = "an unused node lies between used ones, or has a child"
     elif (is_node & (children <= place)).any() or (children >= _NODES).any():
         finding = "a child does not come after its parent"
-    elif ((children < -NUM_LEAVES) & (children != _UNUSED)).any():
+    elif ((children < -NUM_LEAVES) & (children != UNUSED)).any():
         finding = "a child is no leaf"
     else:
         # Each node but the root, and each leaf, is the child of one node: that makes a tree.
         num_nodes = used.sum(dim=-1)  # (M, R)
         # Node j has slot j, leaf k slot 15 - k, and slot 7 is nobody's.
-        slots = torch.where(children == _UNUSED, 7, children % 16).flatten(2)
+        slots = torch.where(children == UNUSED, 7, children % 16).flatten(2)
         counts = torch.zeros(*num_nodes.shape, 16, dtype=torch.long)
         counts.scatter_add_(2, slots, torch.ones_like(slots))
         index = torch.arange(16)

@@ -19,7 +19,7 @@ import torch
 import pbcrl
 from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.storage import write_atomically
-from pbcrl.trees import TreeCost, Trees
+from pbcrl.trees import UNUSED, TreeCost, Trees
 
 OPSET = 18
 """Version of ONNX's operators; every ONNX Runtime since 1.14 has them."""
@@ -156,7 +156,7 @@ def _ensemble(trees: Trees) -> dict[str, Any]:
         grown = list(zip(*(array.tolist() for array in arrays), strict=True))
         # There must be a tree for each target, if only one that adds nothing.
         for feature, threshold, left, right, value in grown or [([], [], [], [], [0.0])]:
-            size = sum(child != -128 for child in left)
+            size = sum(child != UNUSED for child in left)
             for i in range(size):
                 sides = [c if c >= 0 else size - 1 - c for c in (left[i], right[i])]
                 nodes.append((tree_id, i, "BRANCH_LEQ", feature[i], threshold[i], *sides))
