@@ -15,7 +15,7 @@ from typing import Any
 
 import gymnasium
 
-from pbcrl_envs.tasks import TASKS, Task, cost_limit
+from pbcrl_envs.tasks import PROVING, TASKS, Task, cost_limit
 from pbcrl_envs.testing import CostEnvError, check_cost_env, check_cost_vector_env
 
 __all__ = [
@@ -76,6 +76,14 @@ for _scenario in ("BlockedRoad", "LaneChange"):
         env="pbcrl_envs.driving.highway:DrivingEnv",
         vector_env="pbcrl_envs.driving:DrivingVectorEnv",
         task=_scenario,
+    )
+for _name, (_horizon, _) in PROVING.items():
+    _register(
+        f"Proving{_name}-v0",
+        _horizon,
+        env="pbcrl_envs.proving:ProvingEnv",
+        vector_env="pbcrl_envs.proving:ProvingVectorEnv",
+        task=_name,
     )
 # highway-env's own envs with a cost; the limits are the user's to choose.
 for _name, _horizon in (("highway", 200), ("merge", 100), ("roundabout", 55), ("intersection", 65)):

@@ -146,8 +146,14 @@ class BatchedEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]]):
             ResetNeeded: If a copy was never reset and has had no state loaded.
         """
         simulation, episodes = self._simulation, self._episodes
-        shape, bound = (self.num_envs, *simulation.action_space.shape), simulation.action_space.high
-        checked = checked_actions(actions, shape=shape, axes=simulation.action_axes, bound=bound)
+        space = simulation.action_space
+        checked = checked_actions(
+            actions,
+            shape=(self.num_envs, *space.shape),
+            axes=simulation.action_axes,
+            low=space.low,
+            high=space.high,
+        )
         episodes.check_begun(self._all)
         # Under SAME_STEP only a state that was loaded can have left a copy finished.
         renewed, stepped = np.flatnonzero(episodes.finished), np.flatnonzero(~episodes.finished)

@@ -39,15 +39,21 @@ def needs_extra(name: str) -> Iterator[None]:
 
 
 def checked_actions(
-    actions: object, *, shape: tuple[int, ...], axes: str, bound: ArrayLike = 1.0
+    actions: object,
+    *,
+    shape: tuple[int, ...],
+    axes: str,
+    low: ArrayLike = -1.0,
+    high: ArrayLike = 1.0,
 ) -> NDArray[np.float64]:
-    """Return the actions that the env executes: float64, clipped to [-bound, bound].
+    """Return the actions that the env executes: float64, clipped to their bounds.
 
     Args:
         actions: Array-like of `shape`.
         shape: (act_dim,) of a single env, (N, act_dim) of a batch.
         axes: What the numbers of one action are, for the message: "(thrust, turn)".
-        bound: Largest action, one for all axes or (act_dim,).
+        low: Smallest action, one for all axes or (act_dim,).
+        high: Largest action, likewise.
 
     Returns:
         A new array of `shape`.
@@ -68,8 +74,7 @@ def checked_actions(
             f"actions must be finite, got {int(broken.sum())} NaN or infinite of {given.size} "
             f"numbers, for envs {rows.tolist()}; look for the update that broke the policy"
         )
-    highest = np.asarray(bound, dtype=np.float64)
-    return np.clip(given, -highest, highest)
+    return np.clip(given, np.asarray(low, np.float64), np.asarray(high, np.float64))
 
 
 def check_at_least_one(name: str, value: int) -> None:

@@ -59,7 +59,7 @@ class Simulation(ABC):
     """What each number of an observation is, (obs_dim,), all different. Where names differ in a
     last index alone, "goal_lidar[3]", the numbers are of the same kind."""
     action_space: Box
-    """Of one copy; symmetric about 0."""
+    """Of one copy."""
     action_axes: str
     """What the numbers of an action are, for messages."""
     render_fps: int

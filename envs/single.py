@@ -93,8 +93,10 @@ class SingleEnv(gymnasium.Env[NDArray[Any], NDArray[Any]]):
             ResetNeeded: If there was neither a reset nor a state loaded.
         """
         simulation = self._simulation
-        shape, bound = simulation.action_space.shape, simulation.action_space.high
-        checked = checked_actions(action, shape=shape, axes=simulation.action_axes, bound=bound)
+        space = simulation.action_space
+        checked = checked_actions(
+            action, shape=space.shape, axes=simulation.action_axes, low=space.low, high=space.high
+        )
         self._episodes.check_begun(self._only)
         result = self._episodes.step(self._only, checked[None])
         terminated, diverged = bool(result.terminated[0]), bool(result.diverged[0])

@@ -35,6 +35,15 @@ TASKS = {
 
 Levels 0 and 2 of the robotics tasks are registered too, but the paper names no limit for them."""
 
+PROVING = {
+    "Cruise": (200, 20.0),
+    "Gap": (200, 1.0),
+    "Hole": (100, 0.05),
+    "Swing": (200, 2.0),
+    "Crash": (200, 5.0),
+}
+"""Horizon and limit of the proving ground's tasks, by name."""
+
 
 def cost_limit(env_id: str) -> float | None:
     """Look up d, the true cost limit per episode of a known env; None for any other env.
@@ -42,4 +51,6 @@ def cost_limit(env_id: str) -> float | None:
     Args:
         env_id: Gymnasium id, spelled as registered.
     """
-    return next((task.threshold for task in TASKS.values() if task.env_id == env_id), None)
+    limits = {task.env_id: task.threshold for task in TASKS.values()}
+    limits |= {f"Proving{name}-v0": limit for name, (_, limit) in PROVING.items()}
+    return limits.get(env_id)
