@@ -78,6 +78,9 @@ for _scenario in ("BlockedRoad", "LaneChange"):
         task=_scenario,
     )
 for _name, (_horizon, _) in PROVING.items():
+    if _name == "Ice":  # a plain env: `SyncVectorEnv` makes the batch
+        _register(f"Proving{_name}-v0", _horizon, env="pbcrl_envs.proving:Ice")
+        continue
     _register(
         f"Proving{_name}-v0",
         _horizon,

@@ -41,8 +41,14 @@ PROVING = {
     "Hole": (100, 0.05),
     "Swing": (200, 2.0),
     "Crash": (200, 5.0),
+    "Channel": (200, 8.0),
+    "Kiln": (1000, 30.0),
+    "Storage": (168, 0.02),
+    "Thicket": (150, 4.0),
+    "Tow": (200, 4.0),
+    "Ice": (100, 0.1),
 }
-"""Horizon and limit of the proving ground's tasks, by name."""
+"""Horizon and limit of the proving ground's own tasks, by name."""
 
 
 def cost_limit(env_id: str) -> float | None:

@@ -10,13 +10,18 @@ from pbcrl_envs.batched import BatchedEnv
 from pbcrl_envs.checks import check_task
 from pbcrl_envs.proving.base import ProvingTask
 from pbcrl_envs.proving.development import Crash, Cruise, Gap, Hole, Swing
+from pbcrl_envs.proving.sealed import Channel, Kiln, Storage, Thicket, Tow
 from pbcrl_envs.single import SingleEnv
 
 DEVELOPMENT: dict[str, type[ProvingTask]] = {
     task.name: task for task in (Cruise, Gap, Hole, Swing, Crash)
 }
 """By name: what settings may be chosen on."""
-ALL = DEVELOPMENT
+SEALED: dict[str, type[ProvingTask]] = {
+    task.name: task for task in (Channel, Kiln, Storage, Thicket, Tow)
+}
+"""By name: what is for results alone."""
+ALL = DEVELOPMENT | SEALED
 
 
 class ProvingEnv(SingleEnv):

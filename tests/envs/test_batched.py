@@ -1,4 +1,7 @@
-"""What all batches have in common: staggered episodes, states, refusals; one task of each kind."""
+"""What all batches have in common: staggered episodes, states, refusals; one task of each kind.
+
+Of the proving ground it is all tasks: its simulations share their code, but not their numbers.
+"""
 
 import gymnasium
 import numpy as np
@@ -7,6 +10,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 import pbcrl_envs  # noqa: F401 - registers the ids
+from pbcrl_envs.proving.envs import ALL
 
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 each_task = pytest.mark.parametrize(
@@ -16,6 +20,7 @@ each_task = pytest.mark.parametrize(
         "SafetyPointGoal1-v0",
         "SafetyWalker2dVelocity-v1",
         "DrivingLaneChange-v0",
+        *(f"Proving{name}-v0" for name in ALL),
     ],
 )
 each_mode = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])

@@ -11,6 +11,7 @@ from gymnasium.envs.mujoco.walker2d_v4 import Walker2dEnv
 import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl.spaces import names_of
 from pbcrl.trees import like_inputs
+from pbcrl_envs.proving.envs import ALL
 from pbcrl_envs.robotics import SafetyPointVectorEnv
 from pbcrl_envs.robotics.physics import build_model
 from pbcrl_envs.robotics.tasks import NUM_SENSORS, TASKS
@@ -20,6 +21,7 @@ from pbcrl_envs.toy import PointHazardsVectorEnv
 ROAD, LANE_CHANGE = "DrivingBlockedRoad-v0", "DrivingLaneChange-v0"
 IDS = ["PointHazards-v0", ROAD, LANE_CHANGE, *(f"SafetyPoint{task}-v0" for task in TASKS)]
 IDS += [f"Safety{robot}Velocity-v1" for robot in ROBOTS]
+IDS += [f"Proving{name}-v0" for name in ALL]
 NAMES_OF_TOY = "x", "y", "goal_dx", "goal_dy"
 
 
@@ -32,7 +34,7 @@ def test_each_number_of_an_observation_has_a_name_of_its_own(env_id):
     assert names_of(env) == names_of(envs)
     assert names_of(env)[: len(names)] == names
     assert not any(name.startswith("obs[") for name in names)
-    assert all(group.endswith("_lidar") for group in like_inputs(names))
+    assert all(group.endswith(("_lidar", "range")) for group in like_inputs(names))
 
 
 @pytest.mark.parametrize("angle", range(16))
