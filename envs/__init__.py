@@ -88,7 +88,7 @@ for _name, (_horizon, _) in PROVING.items():
         vector_env="pbcrl_envs.proving:ProvingVectorEnv",
         task=_name,
     )
-# highway-env's own envs with a cost; the limits are the user's to choose.
+# highway-env's own envs with a cost; two have a limit, as part of the proving ground.
 for _name, _horizon in (("highway", 200), ("merge", 100), ("roundabout", 55), ("intersection", 65)):
     _register(
         f"Driving{_name.title()}-v0",

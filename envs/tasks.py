@@ -50,6 +50,9 @@ PROVING = {
 }
 """Horizon and limit of the proving ground's own tasks, by name."""
 
+_HIGHWAY = {"DrivingMerge-v0": 8.0, "DrivingHighway-v0": 10.0}
+"""Limits of those of highway-env's own envs that belong to the proving ground."""
+
 
 def cost_limit(env_id: str) -> float | None:
     """Look up d, the true cost limit per episode of a known env; None for any other env.
@@ -59,4 +62,5 @@ def cost_limit(env_id: str) -> float | None:
     """
     limits = {task.env_id: task.threshold for task in TASKS.values()}
     limits |= {f"Proving{name}-v0": limit for name, (_, limit) in PROVING.items()}
+    limits |= _HIGHWAY
     return limits.get(env_id)

@@ -6,11 +6,14 @@ and one that does not. Half of them are for development; the others are for resu
 
 from pbcrl_envs.proving.base import ProvingTask
 from pbcrl_envs.proving.envs import DEVELOPMENT, SEALED, ProvingEnv, ProvingVectorEnv
+from pbcrl_envs.proving.ground import GROUND, Entry
 from pbcrl_envs.proving.ice import Ice
 
 __all__ = [
     "DEVELOPMENT",
+    "GROUND",
     "SEALED",
+    "Entry",
     "Ice",
     "ProvingEnv",
     "ProvingTask",
