@@ -45,19 +45,19 @@ class Args(utils.RunArgs):
 
     num_envs: utils.Count = 20
     """environments stepped together"""
-    num_steps: utils.Count = 1_000
-    """env steps per env and iteration"""
+    num_steps: utils.NonNegativeInt = 0
+    """env steps per env and iteration; 0: 100 to 1,000, so that there are some 250 iterations"""
     update_epochs: utils.Count = 10
     """passes over the rollout per iteration"""
-    minibatch_size: utils.Count = 2_000
-    """env steps per gradient step"""
-    learning_rate: utils.Positive = 3e-4
+    minibatch_size: utils.NonNegativeInt = 0
+    """env steps per gradient step; 0: a quarter of an iteration's"""
+    learning_rate: utils.Positive = 1e-3
     """Adam's step size, actor and critics"""
-    lr_decay: utils.Share = 0.0
+    lr_decay: utils.Share = 0.9
     """share of learning_rate that is lost over the run, linearly; 1 ends near 0"""
     max_grad_norm: utils.Bound = 1.0
     """gradient norm to clip at, for the actor and for both critics together"""
-    hidden_sizes: tuple[utils.Count, ...] = (256, 256, 256)
+    hidden_sizes: tuple[utils.Count, ...] = (64, 64)
     """widths of the hidden layers of the actor and of each critic"""
     gamma: utils.Share = 0.99
     """discount per step, in the advantages and critics only"""
@@ -67,24 +67,24 @@ class Args(utils.RunArgs):
     """clipping range of the probability ratio"""
     target_kl: utils.Bound = 0.02
     """mean KL per epoch, in nats, at which the actor stops for this iteration; critics go on"""
-    bound_coef: utils.NonNegative = 0.0
+    bound_coef: utils.NonNegative = 0.1
     """weight of the squared distance of the mean action to its bounds, beyond which it learns
     nothing, since every sample is clipped to the same action"""
     initial_log_std: utils.Finite = -0.5
-    """log standard deviation of the Gaussian policy at the start, in units of the action"""
-    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "adam"
+    """log standard deviation of the Gaussian policy at the start, in half ranges of the action"""
+    multiplier_rule: Literal["relative", "adam", "ascent", "softplus", "pid"] = "relative"
     """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
-    multiplier_lr: utils.NonNegative = 0.02
-    """step size of λ, per iteration in which an episode ended; for ascent and pid also per unit of
-    episode cost; 0 keeps λ as it is"""
-    multiplier_initial: utils.NonNegative = 0.01
+    multiplier_lr: utils.NonNegative = 0.1
+    """step size of λ whenever it moves; for ascent and pid per unit of what moves it; 0 keeps λ as
+    it is"""
+    multiplier_initial: utils.NonNegative = 1.0
     """λ at the start"""
-    multiplier_cap: utils.Bound = 5.0
-    """highest λ; at 5 cost has five sixths of the weight"""
+    multiplier_cap: utils.Bound = 10.0
+    """highest λ"""
     multiplier_warmup: utils.Share = 0.0
     """share of the run before λ is first moved: the reward is learned first, almost alone"""
-    multiplier_proportional: utils.NonNegative = 5.0
-    """proportional part of pid, in updates: it adds as much to λ as that many of them would"""
+    multiplier_proportional: utils.NonNegative = 10.0
+    """proportional part of relative and pid: it moves λ as far as that many updates would"""
     multiplier_anti_windup: bool = False
     """pid: leave the integral as it is while λ is at its cap, or it remembers an unsafe start"""
 
@@ -137,10 +137,15 @@ def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """Gaussian policy and two critics, for reward and cost, on running-normalised observations."""
+    """Gaussian policy and two critics, for reward and cost, on running-normalised observations.
+
+    The policy acts in half ranges of the action, about its middle, where the action has bounds.
+    """
 
     low: Tensor
     high: Tensor
+    middle: Tensor
+    half_range: Tensor
     obs_mean: Tensor
     obs_var: Tensor
     obs_count: Tensor
@@ -149,8 +154,8 @@ class Agent(nn.Module):
         super().__init__()
         self.bf16 = args.bf16
         obs_dim, act_dim = utils.flat_dims(envs)
-        for name, bound in zip(("low", "high"), utils.action_bounds(envs), strict=True):
-            self.register_buffer(name, torch.as_tensor(bound), persistent=False)
+        for name, number in utils.action_bounds(envs)._asdict().items():
+            self.register_buffer(name, torch.as_tensor(number), persistent=False)
         self.mean = mlp([obs_dim, *args.hidden_sizes, act_dim], last_gain=0.01)
         self.log_std = nn.Parameter(torch.full((act_dim,), args.initial_log_std))
         self.critic_r = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
@@ -184,9 +189,12 @@ class Agent(nn.Module):
         return output
 
     def log_prob(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log π(a | s), (B,), and the mean action, (B, act_dim), of normalised obs."""
+        """Return log π(a | s), (B,), up to a constant, and the mean, (B, act_dim), in half ranges.
+
+        Observations are normalised, actions as the env takes them.
+        """
         mean = self.output(self.mean, obs)
-        z = (actions - mean) / self.log_std.exp()
+        z = ((actions - self.middle) / self.half_range - mean) / self.log_std.exp()
         constant = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * len(self.log_std)
         return -0.5 * z.square().sum(-1) - constant, mean
 
@@ -208,7 +216,7 @@ class Agent(nn.Module):
         action = self.mean(self.normalize(x)).cpu()
         if noise is not None:
             action += self.log_std.exp().cpu() * torch.randn(action.shape, generator=noise)
-        actions: np.ndarray = action.numpy()
+        actions: np.ndarray = (self.middle.cpu() + self.half_range.cpu() * action).numpy()
         return actions
 
 
@@ -237,7 +245,8 @@ def losses(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensor, Tensor]
     clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
     policy = -torch.min(ratio * mb.adv, clipped * mb.adv).mean()  # Eq. 40
     if args.bound_coef > 0:
-        outside = mean - mean.clamp(agent.low, agent.high)
+        low, high = ((bound - agent.middle) / agent.half_range for bound in (agent.low, agent.high))
+        outside = mean - mean.clamp(low, high)
         policy = policy + args.bound_coef * outside.square().sum(-1).mean()
     return policy, value_loss(agent, mb), log_ratio.detach()
 
@@ -396,6 +405,7 @@ class Progress:
 
 def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
+    args = utils.with_lengths(args)
     utils.check_args(args)
     env_seed = args.seed
     torch.set_num_threads(args.torch_threads)
@@ -404,15 +414,19 @@ def train(args: Args) -> Path:
     noise = torch.Generator().manual_seed(env_seed)
     envs = utils.make_envs(args.env_id, args.num_envs)
     limit = utils.resolve_cost_limit(args.env_id, args.cost_limit)
-    low, high = utils.action_bounds(envs)
+    low, high, *_ = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     bounds = {"initial": args.multiplier_initial, "cap": args.multiplier_cap}
-    if args.multiplier_rule == "pid":
+    if args.multiplier_rule in ("relative", "pid"):
         bounds["proportional"] = args.multiplier_proportional
+    if args.multiplier_rule == "pid":
         bounds["anti_windup"] = args.multiplier_anti_windup
     multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
-    rollout = utils.Rollout(args.num_steps, envs)
+    rollout, scale = (
+        utils.Rollout(args.num_steps, envs),
+        utils.SignalScale(args.num_envs, args.gamma),
+    )
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     length = horizon if args.segment_length is None else args.segment_length
@@ -475,6 +489,7 @@ def train(args: Args) -> Path:
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
+        checkpoint.add(scale=scale)
         checkpoint.add(envs=envs, classifier=classifier, classifier_optimizer=classifier_optimizer)
         checkpoint.add(good=good, bad=bad, novelty=novelty, oracle=oracle)
         checkpoint.add(rng=rng, noise=noise)
@@ -563,14 +578,20 @@ def train(args: Args) -> Path:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, ends[1]] = agent.values(final.to(args.device))
             signals = torch.from_numpy(np.stack([rollout.rewards, rollout.costs]))
+            if args.multiplier_rule == "relative":  # then λ does not depend on their units
+                signals = signals / scale.update(signals, ends[1])
             gamma, lam = args.gamma, args.gae_lambda
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-            # Only centred: a count of unsafe states means something beside the true limit.
-            adv_c = adv_c - adv_c.mean()
-            # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
-            adv = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)
+            if args.multiplier_rule == "relative":
+                adv = adv_r - multiplier.value * adv_c  # Eq. 41
+                adv = (adv - adv.mean()) / (adv.std() + 1e-8)
+            else:  # as the recipes of the paper's tasks have it
+                adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
+                # Only centred: a count of unsafe states means something beside the true limit.
+                adv_c = adv_c - adv_c.mean()
+                # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
+                adv = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)
 
             # -- 5. Policy -------------------------------------------------------------------------
             optimizer.param_groups[0]["lr"] = args.learning_rate * (

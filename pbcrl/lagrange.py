@@ -1,10 +1,11 @@
 """The Lagrange multiplier λ: the price of cost, raised while the limit is exceeded.
 
-Four rules move it by J - limit, the excess of the mean episode cost: `LagrangeMultiplier` (Adam,
-the default), `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`. They take
-one mean episode cost and one limit per iteration, as Python floats. None divides by the limit,
-which is 0 for a learned cost. J may be any other figure that a limit is set for, such as a share of
-unsafe episodes (`docs/constraint.md`).
+`LagrangeMultiplier`, the default, moves λ by factors, by the *relative* excess of the mean episode
+cost J over its limit, so that one set of gains suits all tasks. Four others move it by J - limit:
+`AdamMultiplier`, `AscentMultiplier` (the paper's), `SoftplusMultiplier` and `PIDMultiplier`; the
+recipes of the paper's tasks have them. All take one mean episode cost and one limit per iteration,
+as Python floats. J may be any other figure that a limit is set for, such as a share of unsafe
+episodes (`docs/constraint.md`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pbcrl.errors import NonFiniteError, require_in
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8  # Adam's usual constants
 _SOFTPLUS_FLOOR = 0.001
-_SIGNED = ("first_moment", "raw", "smoothed_excess", "smoothed_cost")  # parts of a state
+_LOWEST = 0.01  # λ of `LagrangeMultiplier`
+_SIGNED = ("first_moment", "raw", "smoothed_excess", "smoothed_cost", "log_integral")
 
 
 class Multiplier(ABC):
@@ -116,7 +118,76 @@ class Multiplier(ABC):
 
 
 class LagrangeMultiplier(Multiplier):
-    r"""Dual ascent on λ by Adam, projected at 0: the default.
+    r"""Proportional and integral control of log λ by the relative excess: the default.
+
+    .. math::
+        e = clip((J - limit) / limit, -1, 1) \\
+        I ← I + lr · e, \quad λ = clip(exp(I + lr · proportional · E), 0.01, cap)
+
+    E is a running average of e. Nothing depends on the units of the cost: multiplying all costs and
+    the limit by a constant changes nothing. Nor does it need to be known how large λ has to be: it
+    changes by a factor, 1.1 per update by default, up as well as down. The proportional part
+    answers a violation at once, by a factor of up to 2.7, and damps the overshoot of the integral
+    where the policy follows slowly. The integral rests while λ is at a bound and e asks for more.
+
+    λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both
+    by their own scale (`pbcrl_script_utils/scaling.py` does so); then 1 is a price that lets a
+    policy neither learn the reward alone nor stand still.
+
+    A limit of 0, that of a network's learned cost, is no measure of an excess: the running average
+    of \|J\| is then, so that e is near -1, 0 or 1.
+
+    Args:
+        lr: Change of log λ per update at twice the limit or more, >= 0.
+        initial: First λ, in [0.01, cap]; with `lr=0` any in [0, cap].
+        cap: As of `Multiplier`, > 0.01.
+        proportional: Weight of the averaged excess, in updates, >= 0.
+        smoothing: Weight of the old average in each new one, in [0, 1).
+    """
+
+    def __init__(
+        self,
+        *,
+        lr: float = 0.1,
+        initial: float = 1.0,
+        cap: float = 10.0,
+        proportional: float = 10.0,
+        smoothing: float = 0.8,
+    ) -> None:
+        super().__init__(lr=lr, initial=initial, cap=cap)
+        if lr > 0:
+            require_in(f"[{_LOWEST}, {cap}]", initial=initial, remedy="it changes by factors")
+        require_in("[0, inf)", proportional=proportional, remedy="0 turns it off")
+        require_in("[0, 1)", smoothing=smoothing, remedy="0 is none")
+        self._proportional = proportional
+        self._smoothing = smoothing
+        self._initial = math.log(max(initial, _LOWEST))
+        self._state |= {"log_integral": self._initial, "smoothed_excess": 0.0}
+        self._state |= {"scale": 0.0, "updates": 0.0}
+
+    def _step(self, episode_cost: float, limit: float) -> float:
+        state, keep = self._state, self._smoothing if self._state["updates"] else 0.0
+        excess, size = episode_cost - limit, abs(limit)
+        state["scale"] = keep * state["scale"] + (1 - keep) * abs(excess)
+        if size == 0:
+            size = state["scale"]
+        relative = min(max(excess / size, -1.0), 1.0) if size > 0 else 0.0
+        state["smoothed_excess"] = keep * state["smoothed_excess"] + (1 - keep) * relative
+        state["updates"] += 1
+        lowest, highest = math.log(_LOWEST), math.log(self._cap)
+        answer = self._lr * self._proportional * state["smoothed_excess"]
+        wanted = state["log_integral"] + self._lr * relative + answer
+        if lowest <= wanted <= highest or (wanted > highest) == (relative < 0):
+            integral = state["log_integral"] + self._lr * relative
+            state["log_integral"] = min(max(integral, lowest), highest)
+        return self._clipped(max(math.exp(min(state["log_integral"] + answer, highest)), _LOWEST))
+
+    def _release(self) -> None:
+        self._state |= {"value": 0.0, "log_integral": self._initial}
+
+
+class AdamMultiplier(Multiplier):
+    r"""Dual ascent on λ by Adam, projected at 0.
 
     .. math:: λ ← max(0, λ + lr · Adam(J - limit))                (Eq. 45, `eq:lagrange_update`)
 
@@ -194,7 +265,7 @@ class SoftplusMultiplier(Multiplier):
     .. math:: x ← x + lr · Adam(σ(x) (J - limit)),   λ = ln(1 + e^x) <= cap
 
     It does not depend on the scale of the costs either. Small λ move in proportion to themselves,
-    large ones by `lr` as with `LagrangeMultiplier`. λ never reaches 0; x is kept where λ >= 0.001
+    large ones by `lr` as with `AdamMultiplier`. λ never reaches 0; x is kept where λ >= 0.001
     and <= `cap`, and the momentum dropped there. Unbounded, x would sink further through
     every safe iteration, and take as many to return after a violation.
 
@@ -300,7 +371,8 @@ class PIDMultiplier(Multiplier):
 
 
 MULTIPLIER_RULES: dict[str, Callable[..., Multiplier]] = {
-    "adam": LagrangeMultiplier,
+    "relative": LagrangeMultiplier,
+    "adam": AdamMultiplier,
     "ascent": AscentMultiplier,
     "softplus": SoftplusMultiplier,
     "pid": PIDMultiplier,

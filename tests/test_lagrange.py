@@ -7,19 +7,20 @@ from hypothesis import strategies as st
 
 from pbcrl import errors
 from pbcrl.lagrange import (
+    AdamMultiplier,
     AscentMultiplier,
     LagrangeMultiplier,
     PIDMultiplier,
     SoftplusMultiplier,
 )
 
-RULES = (LagrangeMultiplier, AscentMultiplier, SoftplusMultiplier, PIDMultiplier)
+RULES = (AdamMultiplier, AscentMultiplier, SoftplusMultiplier, PIDMultiplier)
 each_rule = pytest.mark.parametrize("rule", RULES)
 law = settings(derandomize=True, deadline=None, max_examples=30)
 cost_sequences = st.lists(st.floats(-100, 100), min_size=1, max_size=30)
 
 
-def after(costs, *, limit=0.0, initial=0.01, rule=LagrangeMultiplier, **options):
+def after(costs, *, limit=0.0, initial=0.01, rule=AdamMultiplier, **options):
     """A multiplier that has seen these mean episode costs."""
     multiplier = rule(initial=initial, **options)
     for cost in costs:
@@ -30,19 +31,19 @@ def after(costs, *, limit=0.0, initial=0.01, rule=LagrangeMultiplier, **options)
 @pytest.mark.parametrize("excess", [0.1, 5.0, 300.0])
 def test_the_first_step_is_the_learning_rate_however_large_the_excess(excess):
     """Adam's first step is lr · g / |g|."""
-    multiplier = LagrangeMultiplier(lr=0.035, initial=0.01)
+    multiplier = AdamMultiplier(lr=0.035, initial=0.01)
     assert multiplier.update(excess) == pytest.approx(0.045)
 
 
 def test_being_below_the_limit_lowers_the_multiplier():
-    assert LagrangeMultiplier(lr=0.035, initial=0.1).update(-3.0) == pytest.approx(0.065)
+    assert AdamMultiplier(lr=0.035, initial=0.1).update(-3.0) == pytest.approx(0.065)
 
 
 def test_away_from_0_the_multiplier_is_torch_s_adam():
     costs = [30.0, 12.0, -4.0, -20.0, 3.0, 3.0, -1.0, 8.0]
     value = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([value], lr=0.035, maximize=True)
-    multiplier = LagrangeMultiplier(lr=0.035, initial=2.0)
+    multiplier = AdamMultiplier(lr=0.035, initial=2.0)
     for cost in costs:
         value.grad = torch.tensor(cost, dtype=torch.float64)
         adam.step()
@@ -151,7 +152,7 @@ def test_a_smaller_beta2_forgets_a_large_first_excess_sooner(beta2, steps):
     v = (1 + 10^6 β^200 (1 - β)) / (1 - β^200). Torch's Adam agrees."""
     value = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([value], lr=0.01, betas=(0.9, beta2), maximize=True)
-    multiplier = LagrangeMultiplier(lr=0.01, initial=2.0, beta2=beta2)
+    multiplier = AdamMultiplier(lr=0.01, initial=2.0, beta2=beta2)
     for cost in [1000.0, *[1.0] * 200]:
         before = multiplier.value
         value.grad = torch.tensor(cost, dtype=torch.float64)
@@ -160,7 +161,7 @@ def test_a_smaller_beta2_forgets_a_large_first_excess_sooner(beta2, steps):
     assert multiplier.value - before == pytest.approx(0.01 * steps, rel=0.02)
 
 
-@pytest.mark.parametrize("rule", [LagrangeMultiplier, SoftplusMultiplier])
+@pytest.mark.parametrize("rule", [AdamMultiplier, SoftplusMultiplier])
 @law
 @given(costs=cost_sequences, scale=st.sampled_from([0.5, 8.0, 1024.0]))
 def test_the_scale_of_the_costs_does_not_matter_to_adam(rule, costs, scale):
@@ -261,7 +262,7 @@ def test_with_a_late_or_slow_policy_every_rule_finds_the_price_of_the_limit(
 
 
 def test_large_steps_of_adam_swing_around_the_price_once_it_has_forgotten_the_first_excess():
-    values = closed_loop(LagrangeMultiplier(lr=0.035), follow=0.1, steps=1500)
+    values = closed_loop(AdamMultiplier(lr=0.035), follow=0.1, steps=1500)
     assert values[500:600] == pytest.approx([1.0] * 100, abs=0.01)
     assert 0.2 < min(values[-300:]) < 0.5 < 1.5 < max(values[-300:]) < 1.8
     assert sum(values[-300:]) / 300 == pytest.approx(1.0, abs=0.05)
@@ -335,7 +336,7 @@ def test_a_start_above_the_cap_and_a_cap_of_nothing_are_refused(rule):
 @pytest.mark.parametrize("beta2", [-0.1, 1.0, math.nan])
 def test_a_memory_that_lasts_for_ever_is_refused(beta2):
     with pytest.raises(ValueError, match=r"beta2 must lie in \[0, 1\), got"):
-        LagrangeMultiplier(beta2=beta2)
+        AdamMultiplier(beta2=beta2)
 
 
 def test_softplus_cannot_start_at_0():
@@ -355,9 +356,89 @@ def test_gains_that_no_controller_has_are_refused(option, value):
 def test_a_state_with_other_keys_or_impossible_values_is_refused_and_changes_nothing():
     multiplier = after([3.0])
     state = multiplier.state_dict()
-    with pytest.raises(ValueError, match=r"LagrangeMultiplier has the keys .*got \['value'\]"):
+    with pytest.raises(ValueError, match=r"AdamMultiplier has the keys .*got \['value'\]"):
         multiplier.load_state_dict(AscentMultiplier().state_dict())
     for broken in ({"value": -1.0}, {"first_moment": math.nan}, {"updates": -1.0}):
         with pytest.raises(ValueError, match="state must be finite, with value, second_moment"):
             multiplier.load_state_dict({**state, **broken})
     assert multiplier.state_dict() == state
+
+
+def test_the_relative_rule_by_hand():
+    """lr .1, part 5, no averaging. Limit 10, cost 15: e = .5, log λ = .05 + .25. Cost 40: e = 1,
+    .15 + .5. Cost 0: e = -1, .05 - .5."""
+    multiplier = LagrangeMultiplier(lr=0.1, proportional=5, smoothing=0)
+    values = [math.log(multiplier.update(cost, 10.0)) for cost in (15.0, 40.0, 0.0)]
+    assert values == pytest.approx([0.3, 0.65, -0.45])
+
+
+def test_the_relative_rule_averages_the_excess_but_not_its_integral():
+    """e = 1, then -1, with half the weight on the old: averages 1 and 0; the integral .1 and 0."""
+    multiplier = LagrangeMultiplier(lr=0.1, proportional=5, smoothing=0.5)
+    values = [math.log(multiplier.update(cost, 10.0)) for cost in (40.0, 0.0)]
+    assert values == pytest.approx([0.6, 0.0])
+
+
+@law
+@given(costs=cost_sequences, unit=st.sampled_from([1e-6, 0.125, 1000.0]))
+def test_the_unit_of_costs_and_limit_does_not_matter_to_the_relative_rule(costs, unit):
+    one, other = LagrangeMultiplier(), LagrangeMultiplier()
+    for cost in costs:
+        scaled = other.update(unit * cost, unit * 7.0)
+        assert scaled == pytest.approx(one.update(cost, 7.0), rel=1e-9)
+
+
+@law
+@given(costs=cost_sequences)
+def test_the_relative_rule_stays_between_its_bounds_and_its_integral_does_not_wind_up(costs):
+    multiplier = LagrangeMultiplier(lr=0.5, cap=3.0)
+    assert all(0.01 <= multiplier.update(cost, 5.0) <= 3.0 for cost in costs)
+    for _ in range(200):
+        multiplier.update(50.0, 5.0)
+    assert multiplier.value == pytest.approx(3.0)
+    values = [multiplier.update(0.0, 5.0) for _ in range(4)]
+    assert values[-1] < 1.0  # and not after as many updates as it was broken for
+
+
+def test_the_relative_rule_finds_prices_that_lie_orders_of_magnitude_apart():
+    """A policy whose cost falls as 10 / (1 + λ / p) meets the limit 5 at λ = p."""
+    for price in (0.03, 1.0, 8.0):
+        multiplier = LagrangeMultiplier()
+        for _ in range(500):
+            multiplier.update(10 / (1 + multiplier.value / price), 5.0)
+        assert multiplier.value == pytest.approx(price, rel=0.01)
+
+
+def test_with_a_limit_of_0_the_relative_rule_asks_how_large_the_excess_was_of_late():
+    multiplier = LagrangeMultiplier(lr=0.1, proportional=0, smoothing=0.5)
+    multiplier.update(4.0)  # as large as its own average: e = 1
+    assert math.log(multiplier.value) == pytest.approx(0.1)
+    multiplier.update(-1.0)  # against (4 + 1) / 2: e = -.4
+    assert math.log(multiplier.value) == pytest.approx(0.06)
+    assert LagrangeMultiplier().update(0.0) == 1.0  # nothing costs: nothing to move for
+
+
+def test_the_relative_rule_begins_anew_when_a_limit_returns():
+    multiplier = LagrangeMultiplier(initial=2.0)
+    for _ in range(20):
+        multiplier.update(9.0, 1.0)
+    assert multiplier.update(None, math.inf) == 0
+    assert multiplier.update(1.0, 1.0) < 6.0  # 2, but for the average of the excess
+
+
+def test_the_relative_rule_continues_exactly_from_its_state_and_keeps_a_constant():
+    one, other = LagrangeMultiplier(), LagrangeMultiplier()
+    for cost in (3.0, 0.0, 9.0):
+        one.update(cost, 2.0)
+    other.load_state_dict(one.state_dict())
+    assert [one.update(c, 2.0) for c in (0.0, 5.0)] == [other.update(c, 2.0) for c in (0.0, 5.0)]
+    assert LagrangeMultiplier(lr=0, initial=0.0).update(5.0, 1.0) == 0
+
+
+def test_what_the_relative_rule_cannot_begin_with_is_refused():
+    with pytest.raises(
+        ValueError, match=r"initial must lie in \[0\.01, 10\.0\], got 0\.0; it changes"
+    ):
+        LagrangeMultiplier(initial=0.0)
+    with pytest.raises(ValueError, match=r"smoothing must lie in \[0, 1\), got 1"):
+        LagrangeMultiplier(smoothing=1.0)

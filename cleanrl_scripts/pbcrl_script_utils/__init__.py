@@ -17,6 +17,7 @@ from pbcrl_script_utils.args import (
     Seconds,
     Share,
     check_args,
+    with_lengths,
 )
 from pbcrl_script_utils.card import write_card
 from pbcrl_script_utils.checkpoint import Checkpoint, has_state
@@ -39,6 +40,7 @@ from pbcrl_script_utils.policies import save_agent
 from pbcrl_script_utils.replays import RecordStarts, Replays
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.run import Run
+from pbcrl_script_utils.scaling import SignalScale
 
 __all__ = [
     "Bound",
@@ -61,6 +63,7 @@ __all__ = [
     "RunArgs",
     "Seconds",
     "Share",
+    "SignalScale",
     "action_bounds",
     "check_args",
     "check_labels",
@@ -78,5 +81,6 @@ __all__ = [
     "resolve_cost_limit",
     "save_agent",
     "start_episodes",
+    "with_lengths",
     "write_card",
 ]

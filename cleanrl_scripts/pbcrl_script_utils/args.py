@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
@@ -13,6 +13,8 @@ import torch
 from tyro.constructors import PrimitiveConstructorSpec
 
 from pbcrl_script_utils.datasets import minari_folder
+
+_ITERATIONS = 250  # wanted, at least
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,20 @@ class RunArgs:
     """Whose recipes suit: the script that this one is, or was copied from."""
     checkpoint_interval: ClassVar[int] = 10
     """Iterations between two checkpoints."""
+
+
+def with_lengths(args: Any) -> Any:
+    """Return arguments with the lengths that were left open: of a rollout, and of its minibatches.
+
+    λ is moved once per iteration, and needs some hundred moves to find its place: so the number of
+    steps is such that there are about 250 iterations, but each has at least 100 steps per env.
+    """
+    if args.num_steps == 0 and args.num_envs > 0:
+        wanted = round(args.total_timesteps / (_ITERATIONS * args.num_envs))
+        args = replace(args, num_steps=min(max(wanted, 100), 1_000))
+    if args.minibatch_size == 0:
+        args = replace(args, minibatch_size=max(args.batch_size // 4, 1))
+    return args
 
 
 def check_args(args: Any) -> None:

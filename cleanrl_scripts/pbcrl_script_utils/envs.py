@@ -9,12 +9,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import pbcrl_envs
 from pbcrl import Trajectory
@@ -97,16 +97,22 @@ def _import_from_here(module: str) -> None:
 def start_episodes(envs: VectorEnv[Any, Any, Any], *, seed: int, num_steps: int) -> np.ndarray:
     """Reset all envs, and return their first observations.
 
-    Where a rollout is shorter than an episode, batched tasks start out of step with each other, so
-    that some episodes end in every iteration and λ moves in each. (Others all start at once.)
+    Where a rollout is shorter than an episode, they start out of step with each other, so that some
+    episodes end in every iteration and λ moves in each.
 
     Args:
         envs: Of `make_envs`, maybe wrapped.
         seed: Of the first env.
         num_steps: Of a rollout.
     """
-    stagger = isinstance(envs.unwrapped, BatchedEnv) and num_steps < horizon_of(envs)
-    obs, _ = envs.reset(seed=seed, options={"stagger": True} if stagger else None)
+    base, horizon = envs.unwrapped, horizon_of(envs)
+    stagger = num_steps < horizon
+    batched = isinstance(base, BatchedEnv)
+    obs, _ = envs.reset(seed=seed, options={"stagger": True} if stagger and batched else None)
+    if stagger and isinstance(base, SyncVectorEnv):
+        for i, env in enumerate(base.envs):
+            assert isinstance(env, NoteStart)
+            env.cut_first(-(-horizon * (i + 1) // envs.num_envs))
     first: np.ndarray = obs
     return first
 
@@ -119,11 +125,27 @@ def flat_dims(envs: VectorEnv[Any, Any, Any]) -> tuple[int, int]:
     return obs_shape[0], act_shape[0]
 
 
-def action_bounds(envs: VectorEnv[Any, Any, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest action of envs from `make_envs`, (act_dim,) each."""
+class ActionBounds(NamedTuple):
+    """Where the actions of an env lie, (act_dim,) each."""
+
+    low: np.ndarray
+    high: np.ndarray
+    middle: np.ndarray
+    """0 where there is no bound on either side."""
+    half_range: np.ndarray
+    """Half the range; 1 where there is no bound on either side."""
+
+
+def action_bounds(envs: VectorEnv[Any, Any, Any]) -> ActionBounds:
+    """Return the bounds of the actions of envs from `make_envs`."""
     space = envs.single_action_space
     assert isinstance(space, gym.spaces.Box)
-    return space.low, space.high
+    low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+    bounded = np.isfinite(low) & np.isfinite(high) & (low < high)
+    middle, half = np.zeros_like(low), np.ones_like(low)
+    middle[bounded] = (low[bounded] + high[bounded]) / 2
+    half[bounded] = (high[bounded] - low[bounded]) / 2
+    return ActionBounds(low, high, middle, half_range=half)
 
 
 def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:

@@ -135,7 +135,7 @@ def play(
         none and `needs_cost` is false. An episode that is discarded is played again.
     """
     envs = RecordTrajectories(make_envs(env_id, episodes), needs_cost=needs_cost)
-    low, high = action_bounds(envs)
+    low, high, *_ = action_bounds(envs)
     noise = None if deterministic else torch.Generator().manual_seed(seed)
     found: list[Trajectory | None] = [None] * episodes
     obs, _ = envs.reset(seed=seed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
@@ -16,13 +17,18 @@ from pbcrl_script_utils.run import Run
 
 
 def policy_of(agent: Any, env_id: str) -> Policy | None:
-    """Return the policy of a script's agent, whose memory it shares.
+    """Return the policy of a script's agent; it may share its memory.
 
     None if the agent was edited and acts otherwise than a `Policy` does.
     """
-    names = "obs_mean", "obs_var", "log_std", "low", "high"
+    names = "obs_mean", "obs_var", "low", "high"
     try:
-        policy = Policy(agent.mean, env_id=env_id, **{name: getattr(agent, name) for name in names})
+        policy = Policy(
+            _in_units_of_the_action(agent),
+            log_std=agent.log_std + agent.half_range.log(),
+            env_id=env_id,
+            **{name: getattr(agent, name) for name in names},
+        )
     except (AttributeError, TypeError, UnsupportedError, ValueError):
         return None
     # Without this a file would silently leave out an edited `act` or `normalize`.
@@ -31,6 +37,18 @@ def policy_of(agent: Any, env_id: str) -> Policy | None:
     low, high = (x.cpu().numpy() for x in (agent.low, agent.high))
     acts_alike = np.allclose(policy(obs), agent.act(obs).clip(low, high), rtol=1e-4, atol=1e-5)
     return policy if acts_alike else None
+
+
+def _in_units_of_the_action(agent: Any) -> nn.Sequential:
+    """The net of the mean, its last layer rescaled from half ranges about the middle."""
+    if bool((agent.half_range == 1).all()) and not bool(agent.middle.any()):
+        net: nn.Sequential = agent.mean
+        return net
+    hidden, last = agent.mean
+    rescaled = nn.Linear(last.in_features, last.out_features, device=last.weight.device)
+    rescaled.weight.data = last.weight.data * agent.half_range[:, None]
+    rescaled.bias.data = last.bias.data * agent.half_range + agent.middle
+    return nn.Sequential(hidden, rescaled)
 
 
 def save_agent(run: Run, agent: Any, env_id: str) -> None:

@@ -41,9 +41,24 @@ class NoteStart(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     start: dict[str, Any] | None = None
+    _steps_left: int | None = None  # until an episode is cut off that is not to be a whole one
+
+    def cut_first(self, steps: int) -> None:
+        """Truncate the episode that has just begun after some steps, marked as "partial"."""
+        self._steps_left = steps
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env, and cut off the episode if it is time."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            if self._steps_left == 0 and not (terminated or truncated):
+                truncated, info = True, {**info, "partial": True}
+        return obs, reward, terminated, truncated, info
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         env: Any = self.unwrapped
+        self._steps_left = None
         self.start = {"rng": env.np_random.bit_generator.state} if seed is None else {"seed": seed}
         result = self.env.reset(seed=seed, options=options)
         if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):

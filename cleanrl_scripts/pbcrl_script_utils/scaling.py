@@ -1,0 +1,66 @@
+"""The scale of rewards and costs, so that learning does not depend on their units."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FORGET = 0.02  # share of the newest rollout: some 50 of them count
+
+
+class SignalScale:
+    """Root mean square of the discounted sums of reward and cost, over recent rollouts.
+
+    Divided by it, both have sums of about 1, whatever they are measured in. It changes slowly, so
+    that a multiplier is a price: it says how much scaled reward a unit of scaled cost is worth, in
+    a safe policy's rollout as in an unsafe one's.
+
+    Args:
+        num_envs: N.
+        gamma: Discount per step.
+    """
+
+    def __init__(self, num_envs: int, gamma: float) -> None:
+        self._gamma = gamma
+        self._sums = np.zeros((2, num_envs))  # discounted, up to now, within the episode
+        self._square = np.zeros(2)
+        self._rollouts = 0
+
+    def update(self, signals: Tensor, done: Tensor) -> Tensor:
+        """Take note of a rollout, and return what to divide it by.
+
+        Args:
+            signals: Rewards and costs, (2, T, N).
+            done: Whether an episode ended at a step, (T, N).
+
+        Returns:
+            (2, 1, 1), > 0: of a signal that has been 0 all the time it is 1.
+        """
+        total, going_on = np.zeros(2), ~done.numpy()
+        for t, step in enumerate(signals.double().numpy().swapaxes(0, 1)):
+            self._sums = self._gamma * self._sums + step
+            total += np.square(self._sums).mean(axis=1)
+            self._sums *= going_on[t]
+        self._rollouts += 1
+        weight = max(1 / self._rollouts, _FORGET)
+        self._square += weight * (total / len(going_on) - self._square)
+        scale = np.where(self._square > 0, np.sqrt(self._square), 1.0)
+        return torch.from_numpy(scale).float()[:, None, None]
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next scale depends on."""
+        return {
+            "sums": self._sums.copy(),
+            "square": self._square.copy(),
+            "rollouts": self._rollouts,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self._sums = np.array(state["sums"], np.float64)
+        self._square = np.array(state["square"], np.float64)
+        self._rollouts = int(state["rollouts"])
