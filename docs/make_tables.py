@@ -80,6 +80,24 @@ GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 SOURCES = {"reward": "PPO, reward alone", "lag": "PPO-Lag"}
 """Whose episodes the gate has, by its name for them."""
 
+PROVING = {
+    "ppo": "PPO, no limit",
+    "ppo_lag": "PPO-Lag, told the true cost",
+    "pbcrl": "PbCRL, 20,000 queries",
+    "pbcrl_500": "PbCRL, 500 queries",
+}
+"""Of the table of the proving ground: proving.csv."""
+
+PROVING_COLUMNS = (
+    "task, limit",
+    "scripted policies, safe and reckless: return, cost",
+    "method",
+    "seeds",
+    "stochastic policy: return",
+    "true cost",
+    "last fifth of training: true cost",
+)
+
 COLUMNS = (
     "task, limit",
     "method",
@@ -214,7 +232,7 @@ def tables() -> dict[str, str]:
         for variant, method in TREES.items():
             if (task, variant) in fresh:
                 made["trees"].append(cells(task, method, fresh[task, variant], curves))
-    made |= gate()
+    made |= gate() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
 
@@ -236,6 +254,32 @@ def gate() -> dict[str, list[list[str]]]:
             }
             shown = [interval(values[n], digits) if values.get(n) else "" for n in sizes]
             made[name].append([*about, *shown])
+    return made
+
+
+def proving() -> dict[str, list[list[str]]]:
+    """Return the tables of the proving ground, by `bench_proving.py`: development and sealed."""
+    found: dict[tuple[str, str], list[dict[str, str]]] = {}
+    for row in read("proving.csv"):
+        found.setdefault((row["task"], row["method"]), []).append(row)
+    made = {name: [list(PROVING_COLUMNS)] for name in ("development", "sealed")}
+    for (task, method), rows in sorted(found.items(), key=lambda one: one[1][0]["task"]):
+        one = rows[0]
+        limit = float(one["limit"])
+        of_cost = 3 if limit < 1 else 1
+        of_return = 0 if abs(float(one["safe_return"])) >= 1000 else 1
+        numbers = [
+            (float(one[f"{who}_return"]), float(one[f"{who}_cost"])) for who in ("safe", "reckless")
+        ]
+        scripted = ", ".join(f"{r:,.{of_return}f} / {c:.{of_cost}f}" for r, c in numbers)
+        made["sealed" if one["sealed"] == "True" else "development"].append(
+            [
+                *(f"{task}, {limit:g}", scripted, PROVING[method], f"{len(rows)}"),
+                interval(column(rows, "return_stochastic"), of_return),
+                interval(column(rows, "true_cost_stochastic"), of_cost),
+                interval(column(rows, "true_cost_last_fifth"), of_cost),
+            ]
+        )
     return made
 
 

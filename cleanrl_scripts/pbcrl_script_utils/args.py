@@ -14,7 +14,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from pbcrl_script_utils.datasets import minari_folder
 
-_ITERATIONS = 250  # wanted, at least
+_ITERATIONS = 250  # wanted
+_FEWEST_MOVES = 40  # of λ: a factor of e⁴, at the step size by default
 
 
 @dataclass(frozen=True)
@@ -153,16 +154,22 @@ def check_args(args: Any) -> None:
 
 
 def slow_multiplier(args: Any) -> str | None:
-    """Say if λ cannot become 1 in a run, however much everything costs.
+    """Say if λ moves too seldom in a run to find its place, however much everything costs.
 
-    Known of `adam` alone, whose steps are `multiplier_lr`; a λ that is to stay as it is is none.
+    Known of `relative`, and of `adam`, which cannot bring it to 1; a λ that is to stay as it is is
+    none.
 
     Args:
-        args: Of a script that trains in envs.
+        args: Of a script that trains in envs, `with_lengths`.
     """
     moves, when = args.num_iterations * (1 - args.multiplier_warmup), "iteration"
     if getattr(args, "constraint", "learned") != "learned":
         moves, when = moves / args.finetune_interval, "labelling round"
+    if args.multiplier_rule == "relative" and args.multiplier_lr > 0 and moves < _FEWEST_MOVES:
+        return (
+            f"λ is moved {moves:.0f} times, once per {when}, and needs {_FEWEST_MOVES} or more to "
+            "find its place; train for more steps"
+        )
     highest = args.multiplier_initial + moves * args.multiplier_lr
     if args.multiplier_rule != "adam" or args.multiplier_lr == 0 or highest >= 1:
         return None

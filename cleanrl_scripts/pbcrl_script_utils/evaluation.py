@@ -187,7 +187,7 @@ def evaluate(
         )
     if args.capture_video > 0:
         folder = run.folder / "videos"
-        bounds = action_bounds(make_envs(args.env_id, 1))
+        bounds = action_bounds(make_envs(args.env_id, 1))[:2]
         title = f"films of {args.capture_video} episodes in {folder}"
         with run.phase(title, stage="film"):
             films = film(

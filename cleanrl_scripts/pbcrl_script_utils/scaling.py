@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pbcrl.errors import NonFiniteError
+
+_TOO_LARGE = 1e18
 _FORGET = 0.02  # share of the newest rollout: some 50 of them count
 
 
@@ -39,6 +42,9 @@ class SignalScale:
 
         Returns:
             (2, 1, 1), > 0: of a signal that has been 0 all the time it is 1.
+
+        Raises:
+            NonFiniteError: If the signals are so large that nothing can be learned from them.
         """
         total, going_on = np.zeros(2), ~done.numpy()
         for t, step in enumerate(signals.double().numpy().swapaxes(0, 1)):
@@ -48,6 +54,12 @@ class SignalScale:
         self._rollouts += 1
         weight = max(1 / self._rollouts, _FORGET)
         self._square += weight * (total / len(going_on) - self._square)
+        if not (self._square < _TOO_LARGE**2).all():
+            raise NonFiniteError(
+                "the squares of discounted sums of rewards and costs must be finite in float32, "
+                f"got sums of {np.sqrt(self._square).max():.1e}; find the huge rewards or costs, "
+                "or divide them"
+            )
         scale = np.where(self._square > 0, np.sqrt(self._square), 1.0)
         return torch.from_numpy(scale).float()[:, None, None]
 

@@ -87,7 +87,7 @@ def test_episodes_are_those_that_the_wrapper_of_single_envs_records():
     model, rng = random_model(), np.random.default_rng(0)
     actions = rng.uniform(-1, 1, (2 * HORIZON, 2)).astype(np.float32)
     envs = PreferenceCostVecEnv(
-        DummyVecEnv([lambda: gym.make(TOY)]), model, LagrangeMultiplier(initial=0)
+        DummyVecEnv([lambda: gym.make(TOY)]), model, LagrangeMultiplier(lr=0, initial=0)
     )
     single = PreferenceCostWrapper(gym.make(TOY), model)
     envs.seed(7)

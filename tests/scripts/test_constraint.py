@@ -122,6 +122,7 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
 
 def test_the_rate_moves_the_multiplier_by_its_excess_in_labelling_rounds(script, make_args):
     options = {"multiplier_rule": "ascent", "multiplier_lr": 2.0, "max_unsafe_rate": 0.3}
+    options["multiplier_initial"] = 0.01
     folder = script.train(make_args("run", constraint="rate", **options))
     expected = 0.01
     for number, row in enumerate(rows(folder)):
@@ -207,7 +208,7 @@ def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_onc
     script, make_args
 ):
     folder = script.train(make_args("run", constraint="accept", accept_batch=14))
-    assert {row["multiplier"] for row in rows(folder)} == {0.01}
+    assert {row["multiplier"] for row in rows(folder)} == {1.0}
     (warning,) = summary(folder)["warnings"]
     assert "fewer than 14 episodes were new or had an answer in a labelling round" in warning
     assert summary(folder)["queries_used"] == 220  # all on pairs

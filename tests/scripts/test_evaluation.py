@@ -401,7 +401,7 @@ def test_tensorboard_has_groups_a_limit_line_and_the_hyperparameters(scripts, tm
     assert tags["images"] == ["films/seed-1000000"]
     assert board.Images("films/seed-1000000")[0].encoded_image_string.startswith(b"GIF89a")
     (text,) = board.Tensors("hyperparameters/text_summary")
-    assert b"| learning_rate | 0.0003 |" in text.tensor_proto.string_val[0]
+    assert b"| learning_rate | 0.001 |" in text.tensor_proto.string_val[0]
 
 
 def test_a_run_that_is_resumed_may_be_tracked(

@@ -8,7 +8,7 @@ import pytest
 
 import pbcrl_envs
 from pbcrl_script_utils import recipes
-from pbcrl_script_utils.args import check_args, slow_multiplier
+from pbcrl_script_utils.args import check_args, slow_multiplier, with_lengths
 from pbcrl_script_utils.labels import check_labels
 from pbcrl_script_utils.launch import parse
 from pbcrl_script_utils.recipes import recipe_lines, recipe_of
@@ -106,11 +106,11 @@ def test_what_is_given_counts_more_than_a_recipe_and_is_not_listed(scripts):
     for name in SCRIPTS:
         script = getattr(scripts, name)
         plain = parse(script.Args, ["--env-id", LANE])
-        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--lr_decay=0.25"])
-        assert given == dataclasses.replace(plain, num_envs=7, lr_decay=0.25)
+        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--target_kl=0.25"])
+        assert given == dataclasses.replace(plain, num_envs=7, target_kl=0.25)
         before, after = map(recipe_lines, (plain, given))
         gone = [line for line in before if line not in after]
-        assert [line.split()[0] for line in gone] == ["num_envs", "lr_decay"]
+        assert [line.split()[0] for line in gone] == ["num_envs", "target_kl"]
         assert set(after) < set(before)
 
 
@@ -121,7 +121,8 @@ def test_a_run_prints_its_recipe_at_the_start(scripts, tmp_path, capsys):
     assert first == f"== PPO-Lag on {TOY}; files in {tmp_path / 'run'}"
     assert heading.strip() == "its recipe (pbcrl_script_utils/recipes.py):"
     listed = [line.strip() for line in lines if " instead of " in line]
-    assert listed == ["num_steps 100 instead of 1,000", "gamma 0.95 instead of 0.99"]
+    assert "num_steps 100 instead of 0" in listed
+    assert "gamma 0.95 instead of 0.99" in listed
     other = small_ppo_lag(
         scripts, tmp_path, env_id="TestToy-v0", cost_limit=5, run_name="b", total_timesteps=400
     )
@@ -174,25 +175,41 @@ def test_only_whole_numbers_are_read_as_such(scripts, capsys):
     assert "a whole number is needed, got 1.5" in capsys.readouterr().err
 
 
+ADAM = {"multiplier_rule": "adam", "multiplier_initial": 0.01, "multiplier_lr": 0.01}
+
+
+def test_lengths_that_are_left_open_give_some_250_iterations(scripts):
+    def lengths(**options):
+        args = with_lengths(scripts.ppo_lag.Args(env_id="Mine-v0", **options))
+        return args.num_steps, args.minibatch_size, args.num_iterations
+
+    assert lengths() == (200, 1_000, 250)  # a million steps
+    assert lengths(total_timesteps=50_000) == (100, 500, 25)
+    assert lengths(total_timesteps=100_000_000) == (1_000, 5_000, 5_000)
+    assert lengths(num_steps=50, minibatch_size=30) == (50, 30, 1_000)
+    assert lengths(num_envs=1, total_timesteps=1_000) == (100, 25, 10)
+
+
 @pytest.mark.parametrize(
     ("options", "shown"),
     [
-        # 25 iterations at .02, as on an env that is in no table.
-        ({"total_timesteps": 500_000}, "by at most 0.02 per iteration, of which there are 25, so"),
-        ({"total_timesteps": 500_000, "multiplier_lr": 0.05}, None),  # 1.26
-        ({"total_timesteps": 500_000, "multiplier_lr": 0.0}, None),  # a constant λ
-        ({"total_timesteps": 500_000, "multiplier_rule": "pid"}, None),  # steps by the excess
+        ({"total_timesteps": 500_000}, None),
+        ({"total_timesteps": 50_000}, "λ is moved 25 times, once per iteration, and needs 40"),
+        ({"total_timesteps": 50_000, "multiplier_lr": 0.0}, None),  # a constant λ
+        ({"num_steps": 1_000, **ADAM}, "by at most 0.01 per iteration, of which there are 50, so"),
+        ({"num_steps": 1_000, **ADAM, "multiplier_lr": 0.02}, None),  # 1.01
+        ({"num_steps": 1_000, **ADAM, "multiplier_rule": "pid"}, None),  # steps by the excess
     ],
 )
-def test_a_multiplier_that_cannot_reach_1_is_warned_of(scripts, options, shown):
-    said = slow_multiplier(scripts.ppo_lag.Args(env_id="Mine-v0", **options))
+def test_a_multiplier_that_cannot_find_its_place_is_warned_of(scripts, options, shown):
+    said = slow_multiplier(with_lengths(scripts.ppo_lag.Args(env_id="Mine-v0", **options)))
     assert said is None if shown is None else shown in said
 
 
 def test_a_multiplier_that_follows_labels_moves_in_labelling_rounds_alone(scripts):
-    args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", constraint="rate")
-    said = slow_multiplier(args)  # 50 iterations are ten rounds: .01 + 10 * .05
-    assert "per labelling round, of which there are 10, so that it ends at 0.51 at most" in said
+    args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", constraint="rate", num_steps=1_000)
+    said = slow_multiplier(args)  # 50 iterations are ten rounds
+    assert "λ is moved 10 times, once per labelling round" in said
     assert slow_multiplier(dataclasses.replace(args, constraint="learned")) is None
 
 

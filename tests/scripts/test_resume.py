@@ -351,7 +351,7 @@ def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, to
     """No schedule follows the length here, and its last labelling round is a regular one."""
     module, folders = getattr(scripts, name), []
     for total in (800, 1600):
-        changes = {"total_timesteps": total, "run_name": str(total)}
+        changes = {"total_timesteps": total, "run_name": str(total), "lr_decay": 0.0}
         if name == "ppo_lag_pbcrl":
             args = small_pbcrl(
                 scripts, tmp_path, toy_dataset, online_queries=total // 100, **changes
@@ -535,7 +535,7 @@ def test_a_flipped_digit_in_the_arguments_is_refused(scripts, tmp_path, monkeypa
     cut_off(module, args, after=2, monkeypatch=monkeypatch)
     path = folder / "args.json"
     text = path.read_text()
-    path.write_text(text.replace('"learning_rate": 0.0003', '"learning_rate": 0.0007'))
+    path.write_text(text.replace('"learning_rate": 0.001', '"learning_rate": 0.0007'))
     assert json.loads(path.read_text()) != json.loads(text)
     with pytest.raises(MismatchError, match=r"but learning_rate in args\.json .*\[0\.0007\] and"):
         resume(module, folder)
