@@ -234,7 +234,8 @@ class Swing(ProvingTask):
         angle, rate = np.arctan2(sin, cos), 4 * rate
         want = (-4 * angle).clip(-fastest, fastest)
         torque = ((want - rate) / 0.05 - 15 * sin) / 3
-        return (torque[:, None] / 8).clip(-1, 1)
+        push: FloatArray = (torque[:, None] / 8).clip(-1, 1)
+        return push
 
 
 class Crash(ProvingTask):
@@ -290,4 +291,5 @@ class Crash(ProvingTask):
         far, closing, lead = 10 * obs[:, 0].astype(float), 4 * obs[:, 1], obs[:, 2]
         want = (0.8 * (far - gap)).clip(-4, 4)
         throttle = ((want - 0.98 * closing) / 0.2 * 0.6 + 1.5 * lead) / 3
-        return throttle[:, None].clip(-1, 1).astype(float)
+        push: FloatArray = throttle[:, None].clip(-1, 1).astype(float)
+        return push
