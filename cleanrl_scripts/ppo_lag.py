@@ -339,10 +339,8 @@ def train(args: Args) -> Path:
     if args.multiplier_rule == "pid":
         bounds["anti_windup"] = args.multiplier_anti_windup
     multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
-    rollout, scale = (
-        utils.Rollout(args.num_steps, envs),
-        utils.SignalScale(args.num_envs, args.gamma),
-    )
+    rollout = utils.Rollout(args.num_steps, envs)
+    scale = utils.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
 
     with utils.Run(args, script=__file__, cost_limit=limit) as run:
