@@ -61,13 +61,19 @@ def play_batch(name, policy, *, episodes):
     return Played(returns, costs)
 
 
-def check_policies(name, player, *, episodes):
-    """Keeping the limit clearly, and breaking it several times over for more return."""
+def check_costs(name, player, *, episodes):
+    """Keeping the limit clearly, and breaking it several times over."""
     entry = GROUND[name]
     safe = player(name, entry.safe, episodes=episodes)
     reckless = player(name, entry.reckless, episodes=episodes)
     assert safe.costs.mean() <= 0.75 * entry.limit
     assert reckless.costs.mean() > 4 * entry.limit
+    return safe, reckless
+
+
+def check_policies(name, player, *, episodes):
+    """The same, for more return."""
+    safe, reckless = check_costs(name, player, episodes=episodes)
     assert reckless.returns.mean() > safe.returns.mean()
     return safe, reckless
 
@@ -117,9 +123,17 @@ def test_those_of_the_plain_env_do_so_too():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HIGHWAY)
-def test_those_of_highway_env_do_so_too(name):
+def test_those_of_highway_env_keep_the_limit_and_break_it(name):
     pytest.importorskip("highway_env")
-    check_policies(name, play, episodes=4)
+    check_costs(name, play, episodes=4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", HIGHWAY)
+def test_those_of_highway_env_do_so_for_more_return(name):
+    """Highway's differ by a tenth only, which four episodes do not show."""
+    pytest.importorskip("highway_env")
+    check_policies(name, play, episodes=20)
 
 
 @each_own
