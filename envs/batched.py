@@ -76,7 +76,8 @@ class BatchedEnv(VectorEnv[NDArray[Any], NDArray[Any], NDArray[Any]]):
         painter: Callable[[str], Painter],
     ) -> None:
         check_at_least_one("max_episode_steps", max_episode_steps)
-        check_render_mode(render_mode, modes=("rgb_array",), env=f"a batch of {simulation.name}")
+        modes = tuple(type(self).metadata["render_modes"])
+        check_render_mode(render_mode, modes=modes, env=f"a batch of {simulation.name}")
         self.num_envs = simulation.num_envs
         self.max_episode_steps = max_episode_steps
         self.autoreset_mode = checked_autoreset_mode(autoreset_mode)

@@ -2,7 +2,8 @@
 
 `HighwayCostWrapper` stands around any of them; `make_highway_env` makes the four registered here,
 `DrivingHighway-v0`, `DrivingMerge-v0`, `DrivingRoundabout-v0` and `DrivingIntersection-v0`, with
-continuous actions and flat observations. Their limits are the user's to choose.
+continuous actions and flat observations. Merge and highway have a limit, as parts of the proving
+ground; others are the user's to choose.
 """
 
 from __future__ import annotations

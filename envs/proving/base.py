@@ -20,6 +20,9 @@ from pbcrl_envs.checks import State
 from pbcrl_envs.simulation import BoolArray, FloatArray, IndexArray, Simulation, StepResult
 from pbcrl_envs.streams import Streams
 
+PUSH = Box(-1.0, 1.0, (1,), np.float32)
+MOVE = Box(-1.0, 1.0, (2,), np.float32)
+
 Policy = Callable[[NDArray[np.float32]], FloatArray]
 """Actions (n, act_dim) for observations (n, obs_dim)."""
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from pbcrl_envs.proving.base import Advance, ProvingTask, unbounded
+from pbcrl_envs.proving.base import MOVE, PUSH, Advance, ProvingTask, unbounded
 from pbcrl_envs.simulation import FloatArray
-
-_PUSH = Box(-1.0, 1.0, (1,), np.float32)
-_MOVE = Box(-1.0, 1.0, (2,), np.float32)
 
 
 class Cruise(ProvingTask):
@@ -26,7 +22,7 @@ class Cruise(ProvingTask):
     width, horizon, cost_limit = 2, 200, 20.0
     observation_space = unbounded(3)
     observation_names = "speed", "slope_sin", "slope_cos"
-    action_space = _PUSH
+    action_space = PUSH
     action_axes = "(push,)"
 
     @staticmethod
@@ -69,7 +65,7 @@ class Gap(ProvingTask):
     width, horizon, cost_limit = 4, 200, 1.0
     observation_space = unbounded(4)
     observation_names = "x", "y", "velocity_x", "velocity_y"
-    action_space = _MOVE
+    action_space = MOVE
     action_axes = "(push x, push y)"
 
     FASTEST = 0.1
@@ -136,7 +132,7 @@ class Hole(ProvingTask):
     width, horizon, cost_limit = 5, 100, 0.05
     observation_space = unbounded(5)
     observation_names = "x", "y", "hole_dx", "hole_dy", "fallen"
-    action_space = _MOVE
+    action_space = MOVE
     action_axes = "(forward, aside)"
 
     RADIUS = 1.0
@@ -194,7 +190,7 @@ class Swing(ProvingTask):
     width, horizon, cost_limit = 2, 200, 2.0
     observation_space = unbounded(3)
     observation_names = "cos", "sin", "rate"
-    action_space = _PUSH
+    action_space = PUSH
     action_axes = "(torque,)"
 
     @staticmethod
@@ -249,7 +245,7 @@ class Crash(ProvingTask):
     width, horizon, cost_limit = 4, 200, 5.0
     observation_space = unbounded(3)
     observation_names = "gap", "closing", "lead_acceleration"
-    action_space = _PUSH
+    action_space = PUSH
     action_axes = "(throttle,)"
 
     @staticmethod

@@ -11,11 +11,9 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from pbcrl_envs.proving.base import Advance, ProvingTask, unbounded
+from pbcrl_envs.proving.base import MOVE, PUSH, Advance, ProvingTask, unbounded
 from pbcrl_envs.simulation import FloatArray
 
-_PUSH = Box(-1.0, 1.0, (1,), np.float32)
-_MOVE = Box(-1.0, 1.0, (2,), np.float32)
 _TURN = 2 * np.pi
 
 
@@ -30,7 +28,7 @@ class Channel(ProvingTask):
     width, horizon, cost_limit = 5, 200, 8.0
     observation_space = unbounded(5)
     observation_names = "offset", "heading", "speed", "bend", "bend_change"
-    action_space = _MOVE
+    action_space = MOVE
     action_axes = "(throttle, rudder)"
 
     BEND = 0.8
@@ -100,7 +98,7 @@ class Kiln(ProvingTask):
     width, horizon, cost_limit = 6, 1000, 30.0
     observation_space = unbounded(4)
     observation_names = "gas", "charge", "fuel", "fuel_change"
-    action_space = _MOVE
+    action_space = MOVE
     action_axes = "(burner, feed)"
 
     @staticmethod
@@ -160,7 +158,7 @@ class Storage(ProvingTask):
     width, horizon, cost_limit = 6, 168, 0.02
     observation_space = unbounded(6)
     observation_names = "level", "price", "day_sin", "day_cos", "shift_sin", "shift_cos"
-    action_space = _PUSH
+    action_space = PUSH
     action_axes = "(power,)"
 
     FULL = 5000.0  # MWh
@@ -233,7 +231,7 @@ class Thicket(ProvingTask):
         *(f"range[{i}]" for i in range(RAYS)),
         *(f"gauge_{i}" for i in range(GAUGES)),
     )
-    action_space = _MOVE
+    action_space = MOVE
     action_axes = "(push x, push y)"
 
     FASTEST = 0.08

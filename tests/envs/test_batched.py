@@ -190,6 +190,8 @@ def test_a_state_survives_a_file_without_pickle(env_id, tmp_path):
     ],
 )
 def test_a_wrong_argument_is_named_with_its_remedy(env_id, options, message):
+    if env_id.startswith("Proving"):  # which draw nothing
+        message = message.replace("'rgb_array', None", "None")
     with pytest.raises(ValueError, match=message):
         make(env_id, **options)
 

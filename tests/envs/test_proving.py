@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from typing import NamedTuple
 
 import gymnasium
@@ -14,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from pbcrl.spaces import names_of
 from pbcrl.trees import like_inputs
 from pbcrl_envs import check_cost_env, check_cost_vector_env, cost_limit
-from pbcrl_envs.proving import DEVELOPMENT, GROUND, SEALED
+from pbcrl_envs.proving import DEVELOPMENT, GROUND, SEALED, ProvingEnv, ProvingVectorEnv
 from pbcrl_envs.proving.envs import ALL
 from pbcrl_envs.tasks import PROVING
 
@@ -146,6 +147,12 @@ def test_what_is_played_is_within_the_bounds_of_the_actions(name):
         assert actions.shape == (500, *env.action_space.shape)
         assert (actions >= env.action_space.low).all()
         assert (actions <= env.action_space.high).all()
+
+
+def test_a_picture_is_refused_at_the_door():
+    for make in (ProvingEnv, partial(ProvingVectorEnv, 2)):
+        with pytest.raises(ValueError, match=r"render_mode of .* must be one of None, got"):
+            make(task="Cruise", render_mode="rgb_array")
 
 
 # -- The contract ----------------------------------------------------------------------------------
