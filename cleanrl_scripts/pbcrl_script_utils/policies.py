@@ -44,11 +44,11 @@ def _in_units_of_the_action(agent: Any) -> nn.Sequential:
     if bool((agent.half_range == 1).all()) and not bool(agent.middle.any()):
         net: nn.Sequential = agent.mean
         return net
-    hidden, last = agent.mean
+    *layers, last = agent.mean
     rescaled = nn.Linear(last.in_features, last.out_features, device=last.weight.device)
     rescaled.weight.data = last.weight.data * agent.half_range[:, None]
     rescaled.bias.data = last.bias.data * agent.half_range + agent.middle
-    return nn.Sequential(hidden, rescaled)
+    return nn.Sequential(*layers, rescaled)
 
 
 def save_agent(run: Run, agent: Any, env_id: str) -> None:

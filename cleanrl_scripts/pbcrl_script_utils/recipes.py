@@ -160,7 +160,6 @@ _PEOPLE: Recipe = {
 """What `ppo_lag_pbcrl.py --label-folder` asks: 5 to 10 seconds each, so 15 to 25 minutes."""
 # So few queries show no batch of fifty episodes: the learned cost moves λ, in units of its own.
 _PEOPLE_NAVIGATION: Recipe = {
-    **_PAPER,
     "constraint": "learned",
     "multiplier_lr": 0.01,
     "multiplier_proportional": 200.0,

@@ -213,6 +213,16 @@ def test_a_multiplier_that_follows_labels_moves_in_labelling_rounds_alone(script
     assert slow_multiplier(dataclasses.replace(args, constraint="learned")) is None
 
 
+def test_people_change_what_is_asked_and_not_how_the_policy_learns():
+    for env_id in TASKS:
+        plain, people = (
+            recipe_of(env_id, script="ppo_lag_pbcrl", by_people=by_people)
+            for by_people in (False, True)
+        )
+        changed = {name for name in people if people[name] != plain.get(name)}
+        assert not changed & {"lr_decay", "learning_rate", "hidden_sizes", "minibatch_size"}
+
+
 def test_no_other_env_has_a_recipe():
     known = {
         env_id for table in (recipes._OF_ALL, *recipes._OF_SCRIPT.values()) for env_id in table
