@@ -142,7 +142,7 @@ class Run:
             self.say("   its recipe (pbcrl_script_utils/recipes.py):")
             for line in lines:
                 self.say(f"      {line}")
-        is_priced = hasattr(self._args, "multiplier_warmup") and self._cost_limit != math.inf
+        is_priced = hasattr(self._args, "multiplier_lr") and self._cost_limit != math.inf
         if is_priced and (note := slow_multiplier(self._args)):
             self.say(f"   note: {note}")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pbcrl.errors import NonFiniteError
 
 _TOO_LARGE = 1e18
-_FORGET = 0.02  # share of the newest rollout: some 50 of them count
+_FORGET = 0.1  # share of the newest rollout: some ten of them count
 
 
 class SignalScale:

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from pbcrl.cost_model import LearnedCost
-from pbcrl.lagrange import Multiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.recorder import BoolArray, finished_trajectories
 from pbcrl.trajectory import Trajectory
 from pbcrl.wrappers import PreferenceCostVectorWrapper
@@ -53,13 +53,15 @@ class PreferenceCostVecEnv(VecEnvWrapper):
         multiplier: λ, read at every step; it is not copied either.
 
     Raises:
-        TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `Multiplier`.
+        TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `LagrangeMultiplier`.
         ValueError: If a space has no fixed length or does not fit the cost model, or if the time
             limit of the envs is not the horizon of the cost model.
     """
 
-    def __init__(self, venv: VecEnv, cost_model: LearnedCost, multiplier: Multiplier) -> None:
-        if not isinstance(multiplier, Multiplier):
+    def __init__(
+        self, venv: VecEnv, cost_model: LearnedCost, multiplier: LagrangeMultiplier
+    ) -> None:
+        if not isinstance(multiplier, LagrangeMultiplier):
             raise TypeError(
                 f"multiplier is an object that a callback moves, got {multiplier!r}; pass a "
                 "LagrangeMultiplier(), whose value starts at `initial`"
