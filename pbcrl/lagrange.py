@@ -51,7 +51,7 @@ class LagrangeMultiplier:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 10.0) -> None:
+    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 3.0) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
         require_in("(0.01, inf]", cap=cap, remedy="inf is no cap")
         lowest = _LOWEST if lr > 0 else 0
