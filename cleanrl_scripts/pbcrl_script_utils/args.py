@@ -157,17 +157,26 @@ def slow_multiplier(args: Any) -> str | None:
     """Say if λ moves too seldom in a run to find its place, however much everything costs.
 
     Args:
-        args: Of a script that trains in envs, `with_lengths`.
+        args: Of a script, `with_lengths`.
     """
     moves, when = args.num_iterations, "iteration"
     if getattr(args, "constraint", "learned") != "learned":
         moves, when = moves // args.finetune_interval, "labelling round"
     if args.multiplier_lr == 0 or moves >= _FEWEST_MOVES:  # at 0 it is to stay as it is
         return None
+    enough = longer(args, math.ceil(args.num_iterations * _FEWEST_MOVES / max(moves, 1)))
+    fewer = ", or fewer --num-steps" if hasattr(args, "num_steps") else ""
     return (
         f"λ is moved {moves} times, once per {when}, and needs {_FEWEST_MOVES} or more to "
-        "find its place; train for more steps"
+        f"find its place; give {enough}{fewer}"
     )
+
+
+def longer(args: Any, iterations: int) -> str:
+    """The flag for a run of that many iterations of the same length."""
+    if not hasattr(args, "total_timesteps"):
+        return f"--num-iterations {iterations}"
+    return f"--total-timesteps {iterations * args.batch_size}"
 
 
 def ranges_of(hint: Any) -> Iterator[Range]:
