@@ -153,15 +153,18 @@ def check_args(args: Any) -> None:
         )
 
 
-def slow_multiplier(args: Any) -> str | None:
+def slow_multiplier(args: Any, horizon: int | None = None) -> str | None:
     """Say if λ moves too seldom in a run to find its place, however much everything costs.
 
     Args:
         args: Of a script, `with_lengths`.
+        horizon: Steps of an episode, without one of which λ does not move.
     """
     moves, when = args.num_iterations, "iteration"
     if getattr(args, "constraint", "learned") != "learned":
         moves, when = moves // args.finetune_interval, "labelling round"
+    elif horizon is not None and args.batch_size < horizon:
+        moves, when = moves * args.batch_size // horizon, "episode"
     if args.multiplier_lr == 0 or moves >= _FEWEST_MOVES:  # at 0 it is to stay as it is
         return None
     enough = longer(args, math.ceil(args.num_iterations * _FEWEST_MOVES / max(moves, 1)))

@@ -38,7 +38,14 @@ from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 from pbcrl.trainer import Evaluation
 from pbcrl_script_utils.args import longer, slow_multiplier
+from pbcrl_script_utils.door import (
+    constant_reward,
+    endless_episodes,
+    horizon_by_id,
+    unmeasurable_limit,
+)
 from pbcrl_script_utils.recipes import recipe_lines
+from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.verdict import limit_verdicts, multiplier_verdict, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
 
@@ -142,7 +149,12 @@ class Run:
             self.say("   its recipe (pbcrl_script_utils/recipes.py):")
             for line in lines:
                 self.say(f"      {line}")
-        if note := self._slow_multiplier():
+        horizon, limit = horizon_by_id(self._args), self._cost_limit
+        if horizon is not None and (warning := endless_episodes(self._args, horizon)):
+            self.warn(warning)
+        elif note := self._slow_multiplier():
+            self.say(f"   note: {note}")
+        if horizon is not None and (note := unmeasurable_limit(self._args, horizon, limit)):
             self.say(f"   note: {note}")
 
     def on_error(self, keep: Callable[[], None]) -> None:
@@ -199,6 +211,12 @@ class Run:
         now = time.perf_counter()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
+
+    def rolled_out(self, rollout: Rollout, iteration: int) -> None:
+        """Warn of a rollout from which nothing can be learned; the lap "rollout" is over."""
+        if warning := constant_reward(rollout, iteration):
+            self.warn(warning)
+        self.lap("rollout")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one line of metrics, with the laps, and move the progress bar to `step`."""
@@ -352,7 +370,7 @@ class Run:
 
     def _slow_multiplier(self) -> str | None:
         is_priced = hasattr(self._args, "multiplier_lr") and self._cost_limit != math.inf
-        return slow_multiplier(self._args) if is_priced else None
+        return slow_multiplier(self._args, horizon_by_id(self._args)) if is_priced else None
 
     def _multiplier_verdicts(self, summary: Mapping[str, Any]) -> list[str]:
         """What the course of λ means, as far as the log still has it."""

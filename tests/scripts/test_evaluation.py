@@ -252,8 +252,8 @@ def test_fifty_episodes_without_a_catastrophe_cannot_tell_about_a_limit_of_one_i
     """0.942 ** 50 = 0.05 as above, and 0.95 ** 59 = 0.0485: 59 can. In thousandths as well."""
     assert rare(0, 50, 0.05) == [
         "too few episodes to tell: true cost 0, limit 0.05 (stochastic policy, 50 episodes, none "
-        "of which cost anything: at 95 % the mean lies in 0 to 0.058); --eval-episodes 59 would tell "
-        "if none of them costs anything"
+        "of which cost anything: at 95 % the mean lies in 0 to 0.058); --eval-episodes 59 would "
+        "tell if none of them costs anything"
     ]
     assert rare(0, 59, 0.05)[0].startswith("limit met: true cost 0 +- 0 <= 0.05")
     assert "--eval-episodes 59" in rare(0, 50, 50.0, size=1000.0)[0]
@@ -274,7 +274,8 @@ def test_few_catastrophes_tell_about_a_limit_outside_of_their_exact_interval():
     """The normal interval of 2 in 50, 0.04 +- 0.055, would have excluded a limit of 0.12."""
     assert rare(2, 50, 0.12) == [
         "too few episodes to tell: true cost 0.04, limit 0.12 (stochastic policy, 50 episodes, 2 "
-        "of which cost anything: at 95 % the mean lies in 0.0049 to 0.14); --eval-episodes 130 may tell"
+        "of which cost anything: at 95 % the mean lies in 0.0049 to 0.14); --eval-episodes 130 may "
+        "tell"
     ]
     assert rare(2, 50, 0.2) == [
         "limit met: true cost 0.04, at 95 % in 0.0049 to 0.14, <= 0.2 "
@@ -530,7 +531,7 @@ def test_the_warning_says_what_contradicts_what_and_what_to_do():
 class NoRound(Args):
     """Of a run that buys no labels."""
 
-    def is_round(self, iteration: int) -> bool:
+    def is_round(self, _: int) -> bool:
         return False
 
 
