@@ -378,7 +378,7 @@ def train(args: Args) -> Path:
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])
             mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)
-            run.lap("rollout")
+            run.rolled_out(rollout, iteration)
 
             # -- 4. Advantages ---------------------------------------------------------------------
             values = agent.values(torch.from_numpy(rollout.obs).to(args.device))  # (2, T, N)

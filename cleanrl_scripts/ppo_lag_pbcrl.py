@@ -497,7 +497,7 @@ def train(args: Args) -> Path:
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])
             mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)
-            run.lap("rollout")
+            run.rolled_out(rollout, iteration)
 
             # -- 2. Label and fine-tune ------------------------------------------------------------
             # A slow oracle delays labels, not training: what has come by now is learned from.
