@@ -340,7 +340,7 @@ def train(args: Args) -> Path:
         bounds["anti_windup"] = args.multiplier_anti_windup
     multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = utils.SignalScale(args.num_envs, args.gamma)
+    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
 
     with utils.Run(args, script=__file__, cost_limit=limit) as run:

@@ -424,7 +424,7 @@ def train(args: Args) -> Path:
         bounds["anti_windup"] = args.multiplier_anti_windup
     multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = utils.SignalScale(args.num_envs, args.gamma)
+    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     length = horizon if args.segment_length is None else args.segment_length
