@@ -294,16 +294,13 @@ def test_sac_learns_with_normalised_observations_around_raw_ones_that_are_scored
 
 
 @pytest.mark.nightly
-def test_ppo_under_a_learned_cost_has_half_the_cost_of_plain_ppo(monkeypatch):
-    """And a good part of its return: a policy that stands still costs little as well."""
+def test_the_recipe_of_the_page_keeps_a_limit_that_reward_alone_breaks(monkeypatch):
+    """Told the true cost on Cruise, whose scripted reckless policy costs 186."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     bench = importlib.import_module("bench_sb3")
-    results = bench.main(bench.Args(seeds=3, first_seed=0))
-    for seed in range(3):
-        plain, priced = results["unconstrained", seed], results["constrained", seed]
-        assert plain.true_cost > 3 * LIMIT  # there is something to lower
-        assert priced.true_cost <= plain.true_cost / 2
-        assert priced.episode_return >= 0.4 * plain.episode_return
+    (row,) = bench.main(bench.Args(tasks=("Cruise",), methods=("told",), seeds=(3,)))
+    assert row["true_cost"] <= row["limit"] == 20
+    assert row["return"] > 170  # of the scripted safe policy's 189
 
 
 @pytest.mark.parametrize("space", ["Dict", "image", "Discrete"])
