@@ -123,6 +123,7 @@ def run(args: Args, method: str, task: str, seed: int) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     functions, start = recipe(), time.perf_counter()
+    options: dict[str, Any]
     if method == "told":
         entry = GROUND[task]
         env_id, options = entry.env_id, {"limit": entry.limit}
