@@ -328,7 +328,7 @@ def train(args: Args) -> Path:
         lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = utils.SignalScale(args.num_envs, args.gamma)
+    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
 
     with utils.Run(args, script=__file__, cost_limit=limit) as run:

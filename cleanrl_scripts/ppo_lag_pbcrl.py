@@ -426,7 +426,7 @@ def train(args: Args) -> Path:
         lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = utils.SignalScale(args.num_envs, args.gamma)
+    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     utils.check_labels(args, horizon)

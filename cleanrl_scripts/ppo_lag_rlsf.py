@@ -412,7 +412,7 @@ def train(args: Args) -> Path:
         lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = utils.SignalScale(args.num_envs, args.gamma)
+    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     length = horizon if args.segment_length is None else args.segment_length

@@ -13,7 +13,8 @@ The names that one needs, in the order in which data flows through them; each ca
   reads any of them from a file.
 - `TreeTrainer` and `CostModelTrainer` fit them by `pbci_loss` (`preference_loss`, `safety_loss` and
   `snr_loss`, whose values are a `PbCILoss`) with a `DeadZone`; `Trainer` is what both offer.
-- `LagrangeMultiplier` prices the learned cost while a policy is trained.
+- `LagrangeMultiplier` prices the learned cost while a policy is trained, once reward and cost have
+  been divided by their `SignalScale`.
 - An `Oracle` answers queries: `SyntheticOracle` from true costs, `FolderOracle` by a person,
   `FunctionOracle` by a function.
 - `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
@@ -46,6 +47,7 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.trainer import CostModelTrainer, Trainer
 from pbcrl.tree_trainer import TreeTrainer
 from pbcrl.lagrange import LagrangeMultiplier
+from pbcrl.scaling import SignalScale
 from pbcrl.oracle import Oracle, SyntheticOracle
 from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.label.folder_oracle import FolderOracle
@@ -81,6 +83,7 @@ __all__ = [
     "PreferenceCostWrapper",
     "Query",
     "RecordTrajectories",
+    "SignalScale",
     "SyntheticOracle",
     "Trainer",
     "Trajectory",

@@ -40,7 +40,6 @@ from pbcrl_script_utils.policies import save_agent
 from pbcrl_script_utils.replays import RecordStarts, Replays
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.run import Run
-from pbcrl_script_utils.scaling import SignalScale
 
 __all__ = [
     "Bound",
@@ -63,7 +62,6 @@ __all__ = [
     "RunArgs",
     "Seconds",
     "Share",
-    "SignalScale",
     "action_bounds",
     "check_args",
     "check_labels",

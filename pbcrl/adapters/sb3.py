@@ -1,7 +1,7 @@
-"""The learned cost in Stable-Baselines3, whose algorithms know a single reward and no cost.
+"""A cost, learned or true, in Stable-Baselines3, whose algorithms know a single reward and no cost.
 
-`PreferenceCostVecEnv` reports reward - λ · learned cost, so that PPO, SAC and the others train
-under it unchanged; `MultiplierCallback` moves λ. Does not depend on the algorithm.
+`PreferenceCostVecEnv` reports reward - λ · cost, each divided by its scale, so that PPO, SAC and
+the others train under it unchanged; `MultiplierCallback` moves λ. Does not depend on the algorithm.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import numpy as np
+import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from pbcrl.cost_model import LearnedCost
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.recorder import BoolArray, finished_trajectories
+from pbcrl.scaling import SignalScale
 from pbcrl.trajectory import Trajectory
+from pbcrl.vector_recorder import RecordTrajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper
 
 try:
@@ -29,37 +32,55 @@ except ImportError as error:
     ) from error
 
 
+_FORGET = 1e-4  # share of the newest step in the scale: some 10,000 steps of each env count
+
+
 @final
 class PreferenceCostVecEnv(VecEnvWrapper):
-    r"""Reports reward - λ c_ψ(s_t, a_t), and records finished episodes.
+    r"""Reports the reward minus λ times the cost, in units of their scale; records episodes.
 
-    .. math:: r_t - λ\, c_ψ(s_t, a_t)        (Eq. 12, `eq:lagrange`, step by step)
+    .. math:: \frac{1}{1 + λ} \left(\frac{r_t}{σ_r} - λ\, \frac{c_t}{σ_c}\right)
+        \qquad \text{(Eq. 12, `eq:lagrange`, step by step)}
+
+    c_t is the learned cost c_ψ(s_t, a_t), or the env's own if there is no cost model. σ_r and σ_c
+    are a `SignalScale`, which takes note of every step, this one included: multiplying all rewards
+    or all costs by a constant changes nothing. Unlike in the paper the sum is divided by 1 + λ, so
+    that the critic's targets keep their size while λ moves. λ = 0 reduces to r_t / σ_r.
 
     s_t is the observation before the step: in the step that ends an episode it is none of the next
     one's, which Stable-Baselines3 returns there. The model scores all envs at once in the main
     process, since the workers of a `SubprocVecEnv` would keep copies of weights that are
-    fine-tuned here. Each info holds what `PreferenceCostWrapper` puts there: `cost`, the learned
-    one; `true_cost`, if the env reports a cost; `trajectory`, at an episode's last step. λ = 0
-    reduces to the reward of the env.
+    fine-tuned here. Each info holds, in their own units, what `PreferenceCostWrapper` puts there:
+    `cost`, the learned one; `true_cost`, if the env reports a cost; `trajectory`, at an episode's
+    last step. Without a cost model `cost` is the env's own, too.
 
     Put it outside `DummyVecEnv` or `SubprocVecEnv` and inside all that changes observations or
     rewards, such as `VecNormalize` and `VecFrameStack`. A `Monitor` around the single envs, as
     `make_vec_env` puts it, logs the reward of the env; a `VecMonitor` outside, the one reported
     here.
 
+    To continue a training exactly, keep `multiplier.state_dict()` and `scale.state_dict()`.
+
     Args:
         venv: A vector env of single envs that `PreferenceCostWrapper` takes.
-        cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here.
+        cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here. None
+            for the env's own `info["cost"]`, whose limit `MultiplierCallback` is told.
         multiplier: λ, read at every step; it is not copied either.
+        gamma: Discount of the algorithm, for the scale.
 
     Raises:
         TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `LagrangeMultiplier`.
-        ValueError: If a space has no fixed length or does not fit the cost model, or if the time
-            limit of the envs is not the horizon of the cost model.
+        ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
+            of the envs is not the horizon of the cost model, or if `gamma` is not in [0, 1].
     """
 
     def __init__(
-        self, venv: VecEnv, cost_model: LearnedCost, multiplier: LagrangeMultiplier
+        self,
+        venv: VecEnv,
+        cost_model: LearnedCost | None,
+        multiplier: LagrangeMultiplier,
+        *,
+        gamma: float = 0.99,
     ) -> None:
         if not isinstance(multiplier, LagrangeMultiplier):
             raise TypeError(
@@ -69,8 +90,13 @@ class PreferenceCostVecEnv(VecEnvWrapper):
         super().__init__(venv)
         self.cost_model = cost_model
         self.multiplier = multiplier
+        self.scale = SignalScale(venv.num_envs, gamma, forget=_FORGET)
         self._inner = _GymnasiumView(venv)
-        self._costs = PreferenceCostVectorWrapper(self._inner, cost_model)
+        self._costs: RecordTrajectories | PreferenceCostVectorWrapper
+        if cost_model is None:
+            self._costs = RecordTrajectories(self._inner, needs_cost=True)
+        else:
+            self._costs = PreferenceCostVectorWrapper(self._inner, cost_model)
         self._actions: NDArray[Any] | None = None
 
     def reset(self) -> Any:
@@ -80,6 +106,7 @@ class PreferenceCostVecEnv(VecEnvWrapper):
             NonFiniteError: If an observation holds NaN or an infinity.
         """
         obs, _ = self._costs.reset()
+        self.scale.reset()
         self.reset_infos = self.venv.reset_infos
         return obs
 
@@ -91,52 +118,68 @@ class PreferenceCostVecEnv(VecEnvWrapper):
         """Step all envs, with Box actions clipped to their bounds.
 
         Returns:
-            obs, of the next episode where one ended; rewards minus λ times the learned cost,
-            float32 (N,); dones, bool (N,); a list of N infos.
+            obs, of the next episode where one ended; priced rewards, float32 (N,); dones, bool
+            (N,); a list of N infos.
 
         Raises:
             NonFiniteError, MissingCostError, ResetNeeded, ValueError: As
-                `PreferenceCostVectorWrapper.step`; ValueError, too, if an episode ended without
-                `terminal_observation` in its info.
+                `PreferenceCostVectorWrapper.step`, or `RecordTrajectories.step` with `needs_cost`;
+                NonFiniteError, too, as `SignalScale.update`, and ValueError, if an episode ended
+                without `terminal_observation` in its info.
         """
         obs, rewards, terminated, truncated, arrays = self._costs.step(self._actions)
+        if self.cost_model is None:
+            arrays["cost"] = arrays["true_cost"]
         infos = []
         for i, info in enumerate(self._inner.infos):
             reported = {key: arrays[key][i] for key in _REPORTED if key in arrays}
             if reported.get("trajectory", info) is None:  # another env's episode ended
                 del reported["trajectory"]
             infos.append({**info, **reported})
-        penalised = rewards - self.multiplier.value * arrays["cost"]
-        return obs, penalised.astype(np.float32), terminated | truncated, infos
+        done, price = terminated | truncated, self.multiplier.value
+        signals = torch.from_numpy(np.stack([rewards, arrays["cost"]]).astype(np.float64))  # (2, N)
+        scale = self.scale.update(signals[:, None], torch.from_numpy(done)[None])
+        reward, cost = (signals / scale[:, 0]).numpy()
+        return obs, ((reward - price * cost) / (1 + price)).astype(np.float32), done, infos
 
 
 @final
 class MultiplierCallback(BaseCallback):
-    """Moves λ after each rollout in which an episode ended, by the mean learned cost of those.
+    """Moves λ after each rollout in which an episode ended, by the mean cost of those.
 
-    They are scored again then, in case the model has been fine-tuned. Stable-Baselines3 computes
-    advantages before it calls back, so the new λ and the new weights count from the next rollout
-    on; an off-policy replay buffer keeps the rewards of its old steps. `rollout/learned_cost`,
-    `rollout/true_cost` (if the envs report one) and `rollout/multiplier` are logged, both costs as
-    means per episode.
+    Learned costs are scored again then, in case the model has been fine-tuned. Stable-Baselines3
+    computes advantages before it calls back, so the new λ and the new weights count from the next
+    rollout on; an off-policy replay buffer keeps the rewards of its old steps.
+    `rollout/learned_cost` (with a cost model), `rollout/true_cost` (if the envs report one) and
+    `rollout/multiplier` are logged, both costs as means per episode.
 
     Args:
         envs: What the model is trained on, or what the wrappers around that hold.
+        limit: d, highest mean episode cost that is safe, where the envs price their own cost; None
+            with a cost model, whose limit is its `learned_limit`.
         on_episodes: Called with these episodes before λ moves, such as to ask about them and to
             fine-tune the cost model.
 
     Raises:
-        ValueError: When training starts, if the model trains on other envs.
+        ValueError: If there is both a limit and a cost model, or neither; when training starts, if
+            the model trains on other envs.
     """
 
     def __init__(
         self,
         envs: PreferenceCostVecEnv,
         *,
+        limit: float | None = None,
         on_episodes: Callable[[Sequence[Trajectory]], object] | None = None,
     ) -> None:
         super().__init__()
+        if (limit is None) == (envs.cost_model is None):
+            raise ValueError(
+                "the envs' own cost needs a limit, a learned one has its own, got "
+                f"limit={limit} and cost_model={envs.cost_model}; pass one of the two"
+            )
         self._envs = envs
+        self._limit = limit
         self._on_episodes = on_episodes
         self._finished: list[Trajectory] = []
 
@@ -163,13 +206,18 @@ class MultiplierCallback(BaseCallback):
         episodes, self._finished = self._finished, []
         if self._on_episodes is not None:
             self._on_episodes(episodes)
-        model = self._envs.cost_model
-        learned_cost = float(model.score(episodes).mean())
-        multiplier = self._envs.multiplier.update(learned_cost, limit=model.learned_limit)
-        self.logger.record("rollout/learned_cost", learned_cost)
+        means = {}
         if all(episode.costs is not None for episode in episodes):
-            true_costs = [episode.true_cost for episode in episodes]
-            self.logger.record("rollout/true_cost", float(np.mean(true_costs)))
+            means["true_cost"] = float(np.mean([episode.true_cost for episode in episodes]))
+        if self._envs.cost_model is None:
+            cost, limit = means["true_cost"], self._limit
+        else:
+            cost = means["learned_cost"] = float(self._envs.cost_model.score(episodes).mean())
+            limit = self._envs.cost_model.learned_limit
+        assert limit is not None  # the constructor has seen to it
+        multiplier = self._envs.multiplier.update(cost, limit=limit)
+        for name, mean in means.items():
+            self.logger.record(f"rollout/{name}", mean)
         self.logger.record("rollout/multiplier", multiplier)
 
 

@@ -1,25 +1,27 @@
-"""PPO of Stable-Baselines3 on the toy: unconstrained, and under a cost learned from labels.
+"""The recipe of docs/adapters.md for Stable-Baselines3, word for word: does it keep a limit?
 
-Prints a row per seed and method: return and true cost of the last policy, deterministic, and the
-last λ. The cost model is pretrained on whole episodes of scripted drivers, from reckless to
-cautious, and goes on learning from labels of the policy's episodes; λ follows the mean learned cost
-to the learned limit. The true costs reach the simulated oracle and this table only.
+`told` trains with the true cost and its limit, on tasks of the proving ground. `learned` trains on
+the toy, under a cost learned from labels: a network, pretrained on whole episodes of scripted
+drivers, from reckless to cautious, that goes on learning from labels of the policy's episodes; the
+true costs reach the simulated oracle and the results only. `unlimited` trains on the toy with no
+limit. Return and true cost are those of the stochastic policy after training; each run adds a row
+to `--out`, and what has a row there is not run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+import csv
+import re
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from stable_baselines3 import PPO
-from stable_baselines3.common.env_util import make_vec_env
 
 import pbcrl_envs
 from pbcrl import (
@@ -30,43 +32,44 @@ from pbcrl import (
     SyntheticOracle,
     Trajectory,
 )
-from pbcrl.adapters.sb3 import MultiplierCallback, PreferenceCostVecEnv
-from pbcrl.lagrange import PIDMultiplier
+from pbcrl_envs.proving import GROUND
 from pbcrl_envs.toy.point_hazards import HAZARDS
+from pbcrl_script_utils.run import made_by
 
+ROOT = Path(__file__).parents[2]
 TOY, HORIZON = "PointHazards-v0", 100
+COLUMNS = (
+    *("commit", "command", "method", "task", "seed", "limit", "return", "true_cost"),
+    *("multiplier", "wall_seconds"),
+)
 
 
 @dataclass(frozen=True)
 class Args:
-    seeds: int = 3
-    """how many of each method"""
-    first_seed: int = 0
-    """the lowest of them"""
-    total_timesteps: int = 400_000
+    out: str | None = None
+    """CSV file to add rows to"""
+    tasks: tuple[str, ...] = ("Cruise", "Gap")
+    """of the proving ground, by name, for `told`"""
+    methods: tuple[Literal["told", "learned", "unlimited"], ...] = ("told", "learned", "unlimited")
+    """which of them to run"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    total_timesteps: int = 500_000
     """env steps of each policy's training"""
-    num_envs: int = 50
-    """environments stepped together; an iteration is an episode of each"""
+    eval_episodes: int = 200
     offline_queries: int = 4_500
     """pairs of drivers' episodes, a tenth of them for validation"""
     online_queries: int = 1_000
     """pairs of the policy's episodes, spread evenly over the training"""
-    finetune_interval: int = 5
-    """iterations between two labelling rounds"""
-    methods: tuple[Literal["unconstrained", "constrained"], ...] = ("unconstrained", "constrained")
-    """which of them to run"""
-    workers: int = 2
-    """trainings at a time"""
 
 
-@dataclass(frozen=True)
-class Result:
-    """Of a trained policy, means of 100 episodes."""
-
-    episode_return: float
-    true_cost: float
-    multiplier: float
-    """λ at the end; 0 without a constraint"""
+def recipe() -> dict[str, Callable[..., Any]]:
+    """Return the functions of the page's first block, `train` and `evaluate`."""
+    page = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    block = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert block is not None
+    functions: dict[str, Any] = {}
+    exec(compile(block[1], "adapters.md", "exec"), functions)
+    return functions
 
 
 def drive(count: int, rng: np.random.Generator) -> list[Trajectory]:
@@ -88,35 +91,8 @@ def drive(count: int, rng: np.random.Generator) -> list[Trajectory]:
     return [Trajectory(*episode) for episode in zip(*arrays, strict=True)]
 
 
-def make_agent(envs: Any, seed: int) -> PPO:
-    """Return PPO with the toy's settings: short episodes, hence a small discount."""
-    return PPO(
-        "MlpPolicy",
-        envs,
-        n_steps=HORIZON,
-        batch_size=500,
-        gamma=0.95,
-        learning_rate=1e-3,
-        # Ways round a disc have corners, for which two layers of 64 tanh units are hardly enough.
-        policy_kwargs={
-            "net_arch": [128, 128],
-            "activation_fn": torch.nn.ReLU,
-            "log_std_init": -0.5,
-        },
-        seed=seed,
-        device="cpu",
-    )
-
-
-def unconstrained(args: Args, seed: int) -> Result:
-    """Train on the reward alone."""
-    agent = make_agent(make_vec_env(TOY, args.num_envs, seed=seed), seed)
-    agent.learn(args.total_timesteps)
-    return evaluate(agent, multiplier=0.0)
-
-
-def constrained(args: Args, seed: int) -> Result:
-    """Train under a cost and a limit learned from labels."""
+def learned_cost(args: Args, seed: int) -> tuple[CostModel, Callable[[Sequence[Trajectory]], None]]:
+    """Return a pretrained cost model, and what asks about the policy's episodes and trains it."""
     rng, limit = np.random.default_rng(seed), pbcrl_envs.cost_limit(TOY)
     assert limit is not None
     model = CostModel.for_env(gym.make(TOY))
@@ -129,74 +105,74 @@ def constrained(args: Args, seed: int) -> Result:
     model.fit_input_scale(train.trajectories)
     trainer = CostModelTrainer(model, lr=3e-3, batch_size=32, rng=rng)
     trainer.pretrain(train, valid, max_epochs=20, patience=40)
-
-    # Priced from the start, or driving straight through the hazards is all that is learned; but
-    # not dearly: a policy that starts at λ = 1 stands still, and hardly learns another thing.
-    multiplier = PIDMultiplier(lr=0.006, proportional=10.0, initial=0.4)
-    envs = PreferenceCostVecEnv(make_vec_env(TOY, args.num_envs, seed=seed), model, multiplier)
-    iterations, iteration = args.total_timesteps // (HORIZON * args.num_envs), 0
+    played = 0
 
     def on_episodes(episodes: Sequence[Trajectory]) -> None:
-        nonlocal iteration
-        iteration += 1
+        nonlocal played
+        played += HORIZON * len(episodes)
         feedback.add(episodes)
-        if iteration % args.finetune_interval == 0:
-            due = args.online_queries * iteration // iterations
+        due = args.online_queries * played // args.total_timesteps
+        if due >= feedback.queries_asked + 50:  # not for a few answers only
             trainer.finetune(train, num_new=len(feedback.round(due, model=model).pairs))
-        if iteration % 10 == 0:
-            costs, learned = [one.true_cost for one in episodes], model.score(episodes)
-            print(
-                f"   seed {seed}, iteration {iteration} of {iterations}: true cost "
-                f"{np.mean(costs):.1f}, learned cost {learned.mean():.2f}, learned limit "
-                f"{model.learned_limit:.2f}, λ {multiplier.value:.2f}",
-                flush=True,
-            )
 
-    agent = make_agent(envs, seed)
-    agent.learn(args.total_timesteps, callback=MultiplierCallback(envs, on_episodes=on_episodes))
-    return evaluate(agent, multiplier=multiplier.value)
+    return model, on_episodes
 
 
-def evaluate(agent: PPO, *, multiplier: float) -> Result:
-    """Play 100 episodes of the deterministic policy, the same for all."""
-    envs = make_vec_env(TOY, 100, seed=10_000)
-    obs, rewards, costs = envs.reset(), 0.0, 0.0
-    for _ in range(HORIZON):
-        actions, _ = agent.predict(obs, deterministic=True)  # type: ignore[arg-type]
-        obs, reward, _, infos = envs.step(actions)
-        rewards += float(reward.mean())
-        costs += float(np.mean([info["cost"] for info in infos]))
-    return Result(rewards, costs, multiplier)
-
-
-METHODS = {"unconstrained": unconstrained, "constrained": constrained}
-
-
-def run(args: Args, method: str, seed: int) -> Result:
+def run(args: Args, method: str, task: str, seed: int) -> dict[str, float]:
     """Train and evaluate one policy, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    result = METHODS[method](args, seed)
-    print(f"   seed {seed}, {method}: {result}", flush=True)
-    return result
+    functions, start = recipe(), time.perf_counter()
+    options: dict[str, Any]
+    if method == "told":
+        entry = GROUND[task]
+        env_id, options = entry.env_id, {"limit": entry.limit}
+    elif method == "unlimited":
+        env_id, options = TOY, {"limit": np.inf}
+    else:
+        model, on_episodes = learned_cost(args, seed)
+        env_id, options = TOY, {"cost_model": model, "on_episodes": on_episodes}
+    agent = functions["train"](env_id, args.total_timesteps, seed=seed, **options)
+    wall_seconds = time.perf_counter() - start
+    multiplier = agent.get_env().multiplier.value
+    episode_return, true_cost = functions["evaluate"](agent, args.eval_episodes)
+    names = "return", "true_cost", "multiplier", "wall_seconds"
+    numbers = episode_return, true_cost, multiplier, wall_seconds
+    return {name: float(f"{number:.5g}") for name, number in zip(names, numbers, strict=True)}
 
 
-def main(args: Args) -> dict[tuple[str, int], Result]:
-    """Run all, print the table and return it."""
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
-    jobs: list[tuple[str, int]] = [(method, seed) for seed in seeds for method in args.methods]
-    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
-        futures = {job: pool.submit(run, args, *job) for job in jobs}
-        results = {job: future.result() for job, future in futures.items()}
-    print(f"{TOY}, limit {pbcrl_envs.cost_limit(TOY):g}, {args.total_timesteps:,} steps")
-    print(f"{'method':<16}{'seed':>4}{'return':>9}{'true cost':>11}{'λ':>7}")
-    for (method, seed), found in sorted(results.items()):
-        print(
-            f"{method:<16}{seed:>4}{found.episode_return:>9.2f}{found.true_cost:>11.2f}"
-            f"{found.multiplier:>7.2f}",
-            flush=True,
-        )
-    return results
+def main(args: Args) -> list[dict[str, Any]]:
+    """Run all, print and return the rows."""
+    out, done, found = None if args.out is None else Path(args.out), set(), []
+    if out is not None and out.exists():
+        with out.open(newline="") as file:
+            done = {(row["method"], row["task"], int(row["seed"])) for row in csv.DictReader(file)}
+    jobs = [
+        (method, task, seed)
+        for method in args.methods
+        for task in (args.tasks if method == "told" else [TOY])
+        for seed in args.seeds
+    ]
+    for method, task, seed in jobs:
+        if (method, task, seed) in done:
+            continue
+        made = made_by(__file__)
+        row = {
+            **{"commit": made["commit"] or "", "command": made["command"]},
+            **{"method": method, "task": task, "seed": seed},
+            "limit": GROUND[task].limit if method == "told" else pbcrl_envs.cost_limit(TOY),
+            **run(args, method, task, seed),
+        }
+        found.append(row)
+        print({name: row[name] for name in COLUMNS[2:]}, flush=True)
+        if out is not None:
+            is_new = not out.exists()
+            with out.open("a", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS)
+                if is_new:
+                    writer.writeheader()
+                writer.writerow(row)
+    return found
 
 
 if __name__ == "__main__":

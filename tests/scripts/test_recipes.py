@@ -140,7 +140,7 @@ def test_every_recipe_is_made_of_arguments_that_the_script_takes(scripts, name, 
     args = args_type(env_id=env_id, **recipe)
     check_args(args)
     if name == "ppo_lag_pbcrl":
-        check_labels(args, gym.spec(env_id).max_episode_steps)
+        check_labels(with_lengths(args), gym.spec(env_id).max_episode_steps)
 
 
 def test_a_copy_of_a_script_has_its_recipes(tmp_path):

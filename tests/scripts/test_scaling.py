@@ -6,10 +6,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from pbcrl.errors import NonFiniteError
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils.policies import policy_of
-from pbcrl_script_utils.scaling import SignalScale
 
 from .runs import metrics, rows, small_ppo_lag, weights
 
@@ -86,36 +84,3 @@ def test_a_policy_for_the_env_acts_in_the_units_of_the_action(scripts, learned):
     expected = 0.6745 * 8 * agent.log_std.exp().detach().numpy()
     found = np.median(np.abs(noisy - policy(obs[:1])), axis=0)
     np.testing.assert_allclose(found, expected, rtol=0.1)
-
-
-def test_the_scale_is_the_root_mean_square_of_discounted_sums():
-    """γ = .5; rewards 4, 2 | 8: sums 4, 4 and, anew, 8: sqrt((16 + 16 + 64) / 3)."""
-    scale = SignalScale(1, 0.5)
-    signals = torch.tensor([[[4.0], [2.0], [8.0]], [[0.0], [0.0], [0.0]]])
-    done = torch.tensor([[False], [True], [False]])
-    found = scale.update(signals, done)
-    assert found.shape == (2, 1, 1)
-    assert found[0].item() == pytest.approx(32**0.5)
-    assert found[1].item() == 1.0  # nothing has cost anything
-    # The sum of 8 goes on: 4 + 6, then as much weight on the second rollout as on the first.
-    second = scale.update(torch.tensor([[[6.0]], [[0.0]]]), torch.tensor([[True]]))
-    assert second[0].item() == pytest.approx(((32 + 100) / 2) ** 0.5)
-
-
-def test_the_scale_forgets_and_goes_on_from_its_state():
-    scale, rng = SignalScale(3, 0.9), np.random.default_rng(0)
-    never = torch.zeros((5, 3), dtype=torch.bool)
-    for _ in range(30):
-        scale.update(torch.from_numpy(100 * rng.normal(size=(2, 5, 3))), never)
-    again = SignalScale(3, 0.9)
-    again.load_state_dict(scale.state_dict())
-    for _ in range(800):
-        signals = torch.from_numpy(rng.normal(size=(2, 5, 3)))
-        found = scale.update(signals, never)
-        assert torch.equal(found, again.update(signals, never))
-    assert found.flatten().tolist() == pytest.approx([2.3, 2.3], rel=0.3)  # 1 / sqrt(1 - .9²)
-
-
-def test_rewards_from_which_nothing_can_be_learned_are_refused():
-    with pytest.raises(NonFiniteError, match=r"must be finite in float32, got sums of 1\.0e"):
-        SignalScale(1, 0.9).update(torch.tensor([[[1e19]], [[0.0]]]), torch.tensor([[False]]))

@@ -1,4 +1,7 @@
-"""The scale of rewards and costs, so that learning does not depend on their units."""
+"""The scale of rewards and costs, so that learning does not depend on their units.
+
+`LagrangeMultiplier` is a price between a reward and a cost that have been divided by their scale.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import NonFiniteError, require_in
 
 _TOO_LARGE = 1e18
-_FORGET = 0.1  # share of the newest rollout: some ten of them count
 
 
 class SignalScale:
@@ -24,11 +26,20 @@ class SignalScale:
 
     Args:
         num_envs: N.
-        gamma: Discount per step.
+        gamma: Discount per step, in [0, 1].
+        forget: Share of the newest rollout in the mean, in (0, 1]: with the default some ten count,
+            all alike until there are so many. Whoever takes note of single steps, as rollouts of
+            T = 1, needs a smaller one.
+
+    Raises:
+        ValueError: If an argument is out of range.
     """
 
-    def __init__(self, num_envs: int, gamma: float) -> None:
-        self._gamma = gamma
+    def __init__(self, num_envs: int, gamma: float, *, forget: float = 0.1) -> None:
+        require_in("[1, inf)", num_envs=num_envs)
+        require_in("[0, 1]", gamma=gamma)
+        require_in("(0, 1]", forget=forget)
+        self._gamma, self._forget = gamma, forget
         self._sums = np.zeros((2, num_envs))  # discounted, up to now, within the episode
         self._square = np.zeros(2)
         self._rollouts = 0
@@ -52,7 +63,7 @@ class SignalScale:
             total += np.square(self._sums).mean(axis=1)
             self._sums *= going_on[t]
         self._rollouts += 1
-        weight = max(1 / self._rollouts, _FORGET)
+        weight = max(1 / self._rollouts, self._forget)
         self._square += weight * (total / len(going_on) - self._square)
         if not (self._square < _TOO_LARGE**2).all():
             raise NonFiniteError(
@@ -62,6 +73,10 @@ class SignalScale:
             )
         scale = np.where(self._square > 0, np.sqrt(self._square), 1.0)
         return torch.from_numpy(scale).float()[:, None, None]
+
+    def reset(self) -> None:
+        """Forget the sums of unfinished episodes, because all envs have been reset."""
+        self._sums[:] = 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next scale depends on."""

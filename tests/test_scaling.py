@@ -1,0 +1,69 @@
+"""The scale of rewards and costs, in numbers worked out by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from pbcrl import SignalScale
+from pbcrl.errors import NonFiniteError
+
+
+def test_the_scale_is_the_root_mean_square_of_discounted_sums():
+    """γ = .5; rewards 4, 2 | 8: sums 4, 4 and, anew, 8: sqrt((16 + 16 + 64) / 3)."""
+    scale = SignalScale(1, 0.5)
+    signals = torch.tensor([[[4.0], [2.0], [8.0]], [[0.0], [0.0], [0.0]]])
+    done = torch.tensor([[False], [True], [False]])
+    found = scale.update(signals, done)
+    assert found.shape == (2, 1, 1)
+    assert found[0].item() == pytest.approx(32**0.5)
+    assert found[1].item() == 1.0  # nothing has cost anything
+    # The sum of 8 goes on: 4 + 6, then as much weight on the second rollout as on the first.
+    second = scale.update(torch.tensor([[[6.0]], [[0.0]]]), torch.tensor([[True]]))
+    assert second[0].item() == pytest.approx(((32 + 100) / 2) ** 0.5)
+
+
+def test_the_scale_forgets_and_goes_on_from_its_state():
+    scale, rng = SignalScale(3, 0.9), np.random.default_rng(0)
+    never = torch.zeros((5, 3), dtype=torch.bool)
+    for _ in range(30):
+        scale.update(torch.from_numpy(100 * rng.normal(size=(2, 5, 3))), never)
+    again = SignalScale(3, 0.9)
+    again.load_state_dict(scale.state_dict())
+    for _ in range(800):
+        signals = torch.from_numpy(rng.normal(size=(2, 5, 3)))
+        found = scale.update(signals, never)
+        assert torch.equal(found, again.update(signals, never))
+    assert found.flatten().tolist() == pytest.approx([2.3, 2.3], rel=0.3)  # 1 / sqrt(1 - .9²)
+
+
+def test_rewards_from_which_nothing_can_be_learned_are_refused():
+    with pytest.raises(NonFiniteError, match=r"must be finite in float32, got sums of 1\.0e"):
+        SignalScale(1, 0.9).update(torch.tensor([[[1e19]], [[0.0]]]), torch.tensor([[False]]))
+
+
+def test_after_a_reset_the_sums_begin_again():
+    """γ = .5: 4 and, anew, 8, though no episode ended: sqrt((16 + 64) / 2)."""
+    scale, never = SignalScale(1, 0.5), torch.tensor([[False]])
+    scale.update(torch.tensor([[[4.0]], [[0.0]]]), never)
+    scale.reset()
+    found = scale.update(torch.tensor([[[8.0]], [[0.0]]]), never)
+    assert found[0].item() == pytest.approx(40**0.5)
+
+
+def test_all_rollouts_count_alike_until_the_newest_would_count_less_than_forget():
+    """Squares 4, 16, 100: means 4, 10 and 10 + (100 - 10) / 2, since 1/3 is less than 1/2."""
+    scale, ended = SignalScale(1, 0.5, forget=0.5), torch.tensor([[True]])
+    found = [
+        scale.update(torch.tensor([[[r]], [[-r]]]), ended).flatten().tolist()
+        for r in (2.0, 4.0, 10.0)
+    ]
+    assert found == [pytest.approx([square**0.5] * 2) for square in (4, 10, 55)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_envs", 0), ("gamma", 1.5), ("forget", 0.0), ("forget", 2.0)]
+)
+def test_arguments_out_of_range_are_named(name, value):
+    good = {"num_envs": 1, "gamma": 0.9, "forget": 0.02}
+    with pytest.raises(ValueError, match=rf"{name} must lie in .*, got {value}"):
+        SignalScale(**{**good, name: value})
