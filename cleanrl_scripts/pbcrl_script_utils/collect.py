@@ -138,7 +138,7 @@ def collect(args: Any, run: Run, *, limit: float) -> Path:
     Raises:
         PbcrlError: If the child fails.
     """
-    # Not the multiplier's settings: those of the caller are for a learned cost, standardised.
+    # Not the multiplier's settings: the caller's are for a learned cost.
     options = {name: getattr(args, name) for name in _SHARED.split()}
     options["cost_limit"] = limit if args.label_folder is None else np.inf
     options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
