@@ -71,8 +71,8 @@ class Args:
     """play as many episodes in the real Safety-Gymnasium too, and compare"""
     upstream_python: str = ".venv-parity/bin/python"
     """interpreter of an environment with the real Safety-Gymnasium"""
-    torch_threads: Count = 2
-    """threads of PyTorch"""
+    threads: Count = 2
+    """threads of nets and batched physics"""
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def costly_episode_cost(folder: Path, costs: np.ndarray) -> float:
 
 def evaluate(args: Args) -> None:
     check_args(args)
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     folder = Path(args.run)
     trained = read_args(folder)
     agent, env_id, horizon = load_agent(folder, trained, args.env_id, trusted=args.trust_script)
@@ -238,6 +238,7 @@ def evaluate(args: Args) -> None:
         seed=args.seed,
         deterministic=not args.stochastic,
         needs_cost=math.isfinite(limit) and not by_people,
+        threads=args.threads,
     )
     true = true_costs(episodes)
     limited = np.isfinite(limit) and not np.isnan(true).any()

@@ -315,11 +315,11 @@ def train(args: Args) -> Path:
     args = utils.with_lengths(args)
     utils.check_args(args)
     env_seed = args.seed
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(env_seed)
-    envs = utils.make_envs(args.env_id, args.num_envs)
+    envs = utils.make_envs(args.env_id, args.num_envs, threads=args.threads)
     limit = utils.resolve_cost_limit(args.env_id, args.cost_limit)
     low, high, *_ = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
@@ -374,7 +374,7 @@ def train(args: Args) -> Path:
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))
-            torch.set_num_threads(args.torch_threads)
+            torch.set_num_threads(args.threads)
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])
             mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)

@@ -122,7 +122,7 @@ class Args:
     # -- Run -----------------------------------------------------------------------------------
     eval_episodes: utils.Count = 1_000
     """responses of the final evaluation"""
-    torch_threads: utils.Count = 1
+    threads: utils.Count = 1
     """threads of PyTorch; for tiny models more only wait for each other"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where all models are"""
@@ -373,7 +373,7 @@ def train(args: Args) -> Path:
     # -- Setup -------------------------------------------------------------------------------------
     utils.check_args(args)
     check_method(args)
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(args.seed)

@@ -369,7 +369,7 @@ def make_trainer(
     options: dict[str, Any] = {"dead_zone": dead_zone, "snr_weight": args.snr_weight, "rng": rng}
     if args.cost_model == "trees":
         trees = pbcrl.TreeCost.for_env(envs, **limits)
-        return pbcrl.TreeTrainer(trees, threads=args.torch_threads, **options)
+        return pbcrl.TreeTrainer(trees, threads=args.threads, **options)
     net = pbcrl.CostModel.for_env(envs, **limits)
     return pbcrl.CostModelTrainer(net, bf16=args.bf16, **options)
 
@@ -413,11 +413,11 @@ def train(args: Args) -> Path:
     args = utils.with_lengths(args)
     utils.check_args(args)
     env_seed = args.seed + 500_000  # no episode of a dataset of this seed comes again
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)  # initial weights
     rng = np.random.default_rng(args.seed)
     noise = torch.Generator().manual_seed(env_seed)
-    envs = utils.make_envs(args.env_id, args.num_envs)
+    envs = utils.make_envs(args.env_id, args.num_envs, threads=args.threads)
     limit = utils.resolve_cost_limit(args.env_id, args.cost_limit, needed=not args.label_folder)
     low, high, *_ = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
@@ -493,7 +493,7 @@ def train(args: Args) -> Path:
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))
-            torch.set_num_threads(args.torch_threads)
+            torch.set_num_threads(args.threads)
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])
             mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)

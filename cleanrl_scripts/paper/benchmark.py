@@ -53,7 +53,7 @@ class Args:
     """env steps of every run, in place of the presets' own"""
     workers: int = 2
     """runs at a time, on this machine; on Ray as many as it has room for"""
-    torch_threads: int = 1
+    threads: int = 1
     """threads of each run"""
     bf16: bool = False
     """learn in bfloat16 in every run, which is faster where the processor has it"""
@@ -167,7 +167,7 @@ def job_of(args: Args, table: str, env_id: str, variant: str, seed: int) -> Job:
     if args.bf16:
         options["bf16"] = True
     folder = place / f"{env_id}__{variant}__{seed}"
-    options |= {"seed": seed, "torch-threads": args.torch_threads}
+    options |= {"seed": seed, "threads": args.threads}
     options |= {"runs-dir": str(place), "run-name": folder.name}
     needs = None if variant == source else place / f"{env_id}__{source}__{seed}"
     return Job(
@@ -515,7 +515,7 @@ def main(args: Args) -> None:
         engine: Engine = (
             LocalEngine(args.workers)
             if args.engine == "local"
-            else RayEngine(args.ray_address, args.torch_threads)
+            else RayEngine(args.ray_address, args.threads)
         )
         say(console, f"{len(jobs)} runs, {sum(job.state == 'done' for job in jobs)} done before")
         try:

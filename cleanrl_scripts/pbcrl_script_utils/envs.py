@@ -22,11 +22,17 @@ from pbcrl_envs.batched import BatchedEnv
 from pbcrl_script_utils.replays import NoteStart
 
 
-def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def make_envs(env_id: str, num_envs: int, *, threads: int = 1) -> VectorEnv[Any, Any, Any]:
     """Make `num_envs` copies of any Gymnasium env with flat Box spaces; ended ones reset at once.
 
     An id whose vector entry point takes `autoreset_mode` (all batched tasks of `pbcrl_envs`) is
     made batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
+
+    Args:
+        env_id: Gymnasium id.
+        num_envs: N.
+        threads: For batches that take `num_threads`, as those with physics do; what they return
+            does not depend on it.
 
     Raises:
         ValueError: If the id is unknown (the nearest are named), it has no time limit, or its
@@ -57,8 +63,10 @@ def make_envs(env_id: str, num_envs: int) -> VectorEnv[Any, Any, Any]:
     entry: Any = spec.vector_entry_point
     if isinstance(entry, str):
         entry = load_env_creator(entry)
-    if entry is not None and "autoreset_mode" in inspect.signature(entry).parameters:
-        envs = gym.make_vec(plain_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    takes = () if entry is None else inspect.signature(entry).parameters
+    if "autoreset_mode" in takes:
+        more: dict[str, Any] = {"num_threads": threads} if "num_threads" in takes else {}
+        envs = gym.make_vec(plain_id, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **more)
     else:
         options = {"autoreset_mode": AutoresetMode.SAME_STEP}
         envs = gym.make_vec(

@@ -133,6 +133,7 @@ def play(
     seed: int,
     deterministic: bool,
     needs_cost: bool = True,
+    threads: int = 1,
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs, with a progress bar.
 
@@ -140,7 +141,7 @@ def play(
         Returns, (episodes,), and trajectories with true costs, or without any if the env reports
         none and `needs_cost` is false. An episode that is discarded is played again.
     """
-    envs = RecordTrajectories(make_envs(env_id, episodes), needs_cost=needs_cost)
+    envs = RecordTrajectories(make_envs(env_id, episodes, threads=threads), needs_cost=needs_cost)
     low, high, *_ = action_bounds(envs)
     noise = None if deterministic else torch.Generator().manual_seed(seed)
     found: list[Trajectory | None] = [None] * episodes
@@ -172,7 +173,7 @@ def evaluate(
     Args:
         run: Says what it does; `test_costs.csv` goes into its folder.
         policy: The agent.
-        args: Needs `env_id`, `seed`, `eval_episodes` and `capture_video`.
+        args: Needs `env_id`, `seed`, `eval_episodes`, `capture_video` and `threads`.
         limit: d; NaN if it is not known, inf if there is none.
         ended: Return and true cost of all training episodes, (E, 2).
         judge: The learned cost, if there is one.
@@ -188,6 +189,7 @@ def evaluate(
                 seed=seed,
                 deterministic=deterministic,
                 needs_cost=math.isfinite(limit) and getattr(args, "label_folder", None) is None,
+                threads=args.threads,
             )
             for deterministic in (True, False)
         )

@@ -379,7 +379,8 @@ class Run:
             return []
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        costs, limit = [summary.get("true_cost_last_fifth")], self._cost_limit
+        costs: list[Any] = [summary.get("true_cost_last_fifth")]
+        limit = self._cost_limit
         if not _finite(costs[0]) and getattr(args, "constraint", "learned") == "learned":
             recent = rows[-max(1, len(rows) // 5) :]
             costs = [row.get("learned_cost") for row in recent]

@@ -83,7 +83,7 @@ class Args:
     """ζ"""
     bf16: bool = False
     """learn in bfloat16"""
-    torch_threads: int = 2
+    threads: int = 2
     """threads of PyTorch"""
 
 
@@ -122,7 +122,7 @@ def finetune(
 
 
 def main(args: Args) -> None:
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     dataset = TrajectoryDataset(args.dataset)
     limit = pbcrl_envs.cost_limit(dataset.env_id) if args.cost_limit is None else args.cost_limit
     num_online = args.online_episodes if args.online_queries else 0

@@ -104,7 +104,7 @@ def run(args: Args, env_id: str, method: str, seed: int) -> dict[str, float]:
             "env-id": env_id,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
-            "torch-threads": 1,
+            "threads": 1,
             "runs-dir": args.runs_dir,
             "run-name": name,
             **METHODS[method],

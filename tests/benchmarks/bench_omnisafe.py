@@ -84,7 +84,7 @@ def main(args: Args) -> None:
             *("--num-envs", args.num_envs, "--num-steps", args.steps // args.num_envs),
             *("--update-epochs", args.update_epochs, "--minibatch-size", args.minibatch_size),
             *("--hidden-sizes", *args.hidden_sizes, "--target-kl", "inf"),
-            *("--torch-threads", args.threads, "--eval-episodes", 1),
+            *("--threads", args.threads, "--eval-episodes", 1),
         )
         rates.append((theirs["rate"], rate(rows)))
         tables.append(phases(rows))

@@ -57,7 +57,7 @@ TRAINING = {
     "max-unsafe-rate": 0.05,
     "label-wait": "inf",
     "eval-episodes": 1,
-    "torch-threads": 1,
+    "threads": 1,
     "run-name": "run",
 }
 

@@ -36,7 +36,7 @@ class Args:
     """environments"""
     num_steps: int = 1_000
     """env steps per env and iteration"""
-    torch_threads: int = 2
+    threads: int = 2
     """threads of PyTorch"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where the updates are computed"""
@@ -59,7 +59,7 @@ def train(args: Args, checkout: Path, options: list[str]) -> Rows:
         *("--env-id", args.env_id, "--device", args.device, "--target-kl", "inf"),
         *("--num-envs", args.num_envs, "--num-steps", args.num_steps),
         *("--total-timesteps", iterations * args.num_envs * args.num_steps),
-        *("--torch-threads", args.torch_threads, "--eval-episodes", 1, *labels),
+        *("--threads", args.threads, "--eval-episodes", 1, *labels),
         *options,
         checkout=checkout,
     )
@@ -74,7 +74,7 @@ def spread(values: list[float], form: str) -> str:
 def main(args: Args, options: list[str]) -> None:
     checkouts = {"this": ROOT} | ({"other": Path(args.against)} if args.against else {})
     print(
-        f"{args.env_id}: {args.num_envs} envs x {args.num_steps} steps, {args.torch_threads} "
+        f"{args.env_id}: {args.num_envs} envs x {args.num_steps} steps, {args.threads} "
         f"threads of {os.cpu_count()} cores, {args.device} {' '.join(options)}".rstrip()
     )
     rates: dict[tuple[str, str], list[float]] = {(v, c): [] for v in VARIANTS for c in checkouts}

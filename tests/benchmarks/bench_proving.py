@@ -109,7 +109,7 @@ def main(args: Args) -> None:
         with tempfile.TemporaryDirectory() as folder:
             words = [script, "--env-id", entry.env_id, *flags]
             words += ["--total-timesteps", str(args.total_timesteps), "--seed", str(seed)]
-            words += ["--eval-episodes", str(args.eval_episodes), "--torch-threads", "1"]
+            words += ["--eval-episodes", str(args.eval_episodes), "--threads", "1"]
             place = ["--runs-dir", folder, "--run-name", "run"]
             result = subprocess.run(
                 [sys.executable, str(SCRIPTS / words[0]), *words[1:], *place],

@@ -53,7 +53,7 @@ def run(args: Args, method: str, seed: int) -> dict[str, float]:
             "env-id": TOY,
             "seed": seed,
             "eval-episodes": args.eval_episodes,
-            "torch-threads": 1,
+            "threads": 1,
             "runs-dir": args.runs_dir,
             "run-name": name,
         }

@@ -52,7 +52,7 @@ class Args:
     """steps of each way, in turns, after a first one that does not count"""
     growth: bool = True
     """whether to print the three tables of growth, too"""
-    torch_threads: int = 2
+    threads: int = 2
     """threads of PyTorch"""
 
     @property
@@ -61,7 +61,7 @@ class Args:
 
 
 def main(args: Args) -> None:
-    print(f"PyTorch {torch.__version__}, {args.torch_threads} threads, nets {args.hidden_sizes}")
+    print(f"PyTorch {torch.__version__}, {args.threads} threads, nets {args.hidden_sizes}")
     print(f"median seconds of a gradient step (fastest) and peak GB, of {args.rounds} rounds\n")
     table("one batch", [args])
     if args.growth:
@@ -124,7 +124,7 @@ def write_steps(folder: Path, args: Args) -> None:
 
 def serve(pipe: Connection, way: Way, args: Args, folder: str) -> None:
     """Take a gradient step whenever asked to; in the end tell the process's peak memory."""
-    torch.set_num_threads(args.torch_threads)
+    torch.set_num_threads(args.threads)
     step = make_step(way, args, Path(folder))
     pipe.send("ready")
     while pipe.recv():

@@ -32,7 +32,7 @@ class Args:
     """steps per turn: an episode and its reset"""
     rounds: int = 7
     """turns of each; medians are compared"""
-    torch_threads: tuple[int, ...] = (1, 2)
+    threads: tuple[int, ...] = (1, 2)
     """threads of PyTorch; a table for each"""
 
 
@@ -79,7 +79,7 @@ def main(args: Args) -> None:
         f"{args.num_envs} x {args.env_id}, {args.steps} steps per turn, {os.cpu_count()} cores; "
         "microseconds per step of all envs"
     )
-    for threads in args.torch_threads:
+    for threads in args.threads:
         torch.set_num_threads(threads)
         rows = []
         for _ in range(args.rounds):

@@ -18,7 +18,7 @@ def evaluate(monkeypatch):
             str(run),
             upstream=True,
             upstream_python=os.environ["PBCRL_PARITY_PYTHON"],
-            torch_threads=1,
+            threads=1,
             **given,
         )
     )

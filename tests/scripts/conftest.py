@@ -23,7 +23,7 @@ SMALL = {
     "minibatch_size": 200,
     "hidden_sizes": (16,),
     "eval_episodes": 4,
-    "torch_threads": 1,
+    "threads": 1,
 }
 """Arguments of a run on the toy that takes about a second."""
 

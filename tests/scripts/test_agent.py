@@ -171,7 +171,7 @@ def test_an_edited_script_is_played_by_its_copy_if_one_trusts_it(scripts, tmp_pa
     script = load_edited("ppo_lag", tmp_path / f"played-{len(change[1])}", change)
     folder = script.train(small(script, tmp_path))
     assert (folder / "ppo_lag.py").read_bytes() == Path(script.__file__).read_bytes()
-    args = scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1)
+    args = scripts.evaluate.Args(str(folder), episodes=4, threads=1)
     with pytest.raises(StorageError, match=r"run/ppo_lag\.py is not the ppo_lag\.py here; --trust"):
         scripts.evaluate.evaluate(args)
     capsys.readouterr()

@@ -35,7 +35,7 @@ TINY = {
     "minibatch_size": 200,
     "hidden_sizes": (8,),
     "eval_episodes": 4,
-    "torch_threads": 1,
+    "threads": 1,
     "offline_queries": 100,
     "online_queries": 120,  # 30 in each of 4 rounds of 12 episodes
     "safety_noise": 0.1,  # so that the oracle has a random stream

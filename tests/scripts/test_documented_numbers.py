@@ -55,7 +55,7 @@ def test_what_a_run_writes_is_documented_and_nothing_else_is(
     assert summary == documented("summary.json", script)
 
     capsys.readouterr()
-    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1))
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, threads=1))
     printed = re.findall(r"^   (\w+) +\S", capsys.readouterr().out, re.MULTILINE)
     assert len(printed) > 5
     assert set(printed) <= documented("evaluate.py", script) | documented("summary.json", script)

@@ -2,7 +2,9 @@
 
 import dataclasses
 import math
+import os
 import re
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -174,6 +176,22 @@ def test_where_an_iteration_is_a_part_of_an_episode_there_are_as_many_moves_as_e
         "λ is moved 10 times, once per episode, and needs 40 or more to find its place; give "
         "--total-timesteps 40000, or fewer --num-steps"
     )
+
+
+# -- Threads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of this process in /proc")
+@pytest.mark.parametrize("env_id", ["SafetyPointGoal1-v0", "SafetyHalfCheetahVelocity-v1"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_physics_takes_the_threads_that_a_script_is_given(env_id, threads):
+    """The calling one is one of them. That they do not change what comes out: tests/envs."""
+    before = len(os.listdir("/proc/self/task"))
+    envs = make_envs(env_id, 4, threads=threads)
+    envs.reset(seed=0)
+    envs.step(np.zeros(envs.action_space.shape, np.float32))
+    assert len(os.listdir("/proc/self/task")) - before == threads - 1
+    envs.close()
 
 
 # -- Limits ----------------------------------------------------------------------------------------

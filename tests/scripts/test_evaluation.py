@@ -66,6 +66,7 @@ class Args:
     resume: str | None = None
     eval_episodes: int = 8
     capture_video: int = 0
+    threads: int = 1
     batch_size: int = 100
     num_iterations: int = 1
     checkpoint_interval: int = 10
@@ -709,7 +710,7 @@ def test_the_picture_of_what_a_cost_follows_has_a_curve_and_the_data_of_each_inp
 
 def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
-    arguments = scripts.evaluate.Args(str(folder), episodes=12, plots=True, torch_threads=1)
+    arguments = scripts.evaluate.Args(str(folder), episodes=12, plots=True, threads=1)
     with pytest.raises(ValueError, match=r"--plots draws a learned cost, but .* has none"):
         scripts.evaluate.evaluate(arguments)
     cost_model.save(folder / "cost_model.safetensors", env_id=TOY)

@@ -229,7 +229,7 @@ def is_locked(folder):
 def test_a_collecting_child_ends_with_its_parent(tmp_path):
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
-    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--threads", "1"]
     command += ["--minibatch-size", "200"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "run" / "collect" / "metrics.jsonl"
@@ -276,9 +276,7 @@ def test_code_in_a_runs_folder_is_not_imported_from_within_it(scripts, tmp_path,
     for use in (
         lambda: resume(module, Path()),
         lambda: resume(module, folder),
-        lambda: scripts.evaluate.evaluate(
-            scripts.evaluate.Args(".", cost_limit=5.0, torch_threads=1)
-        ),
+        lambda: scripts.evaluate.evaluate(scripts.evaluate.Args(".", cost_limit=5.0, threads=1)),
     ):
         with pytest.raises(ValueError, match=r"must not name a module inside a run's folder.*help"):
             use()
@@ -293,7 +291,7 @@ def test_a_script_that_differs_in_one_byte_is_not_executed_unless_it_is_trusted(
     monkeypatch.chdir(tmp_path)
     with (folder / "ppo_lag.py").open("a") as script:
         script.write("\nopen('executed', 'w').close()\n")
-    args = scripts.evaluate.Args(str(folder), episodes=2, torch_threads=1)
+    args = scripts.evaluate.Args(str(folder), episodes=2, threads=1)
     with pytest.raises(StorageError, match=r"--trust-script runs that copy: look at it first"):
         scripts.evaluate.evaluate(args)
     assert not Path("executed").exists()

@@ -43,7 +43,7 @@ gym.register("Own-v0", entry_point=Own, max_episode_steps=5)
 MODULES = {"common": 2, "evaluate": 0, "paper": 4, "utils": 7}
 SMALL = """
     --env-id my_env:Own-v0 --cost-limit 30 --total-timesteps 120 --num-envs 2 --num-steps 20
-    --minibatch-size 20 --update-epochs 1 --hidden-sizes 8 --eval-episodes 2 --torch-threads 1
+    --minibatch-size 20 --update-epochs 1 --hidden-sizes 8 --eval-episodes 2 --threads 1
     --run-name run
 """
 PBCRL = """

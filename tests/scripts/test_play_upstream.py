@@ -66,7 +66,7 @@ def test_an_interpreter_that_is_not_there_is_named_with_what_builds_it(scripts, 
     run = small_run(tmp_path / "run", env_id="PointHazards-v0")
     missing = tmp_path / "bin" / "python"
     args = scripts.evaluate.Args(
-        str(run), episodes=2, torch_threads=1, upstream=True, upstream_python=str(missing)
+        str(run), episodes=2, threads=1, upstream=True, upstream_python=str(missing)
     )
     with pytest.raises(ValueError, match=f"none at {re.escape(str(missing))}; build it by `make"):
         scripts.evaluate.evaluate(args)

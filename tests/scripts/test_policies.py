@@ -67,7 +67,7 @@ def test_the_safe_policy_is_the_one_of_the_highest_return_in_rounds_that_labels_
 
 def test_the_safe_policy_is_played_in_place_of_the_last_one(scripts, tmp_path, capsys):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
-    args = scripts.evaluate.Args(str(folder), episodes=3, safe_policy=True, torch_threads=1)
+    args = scripts.evaluate.Args(str(folder), episodes=3, safe_policy=True, threads=1)
     with pytest.raises(StorageError, match="labels called no policy of this run safe"):
         scripts.evaluate.evaluate(args)
 

@@ -58,7 +58,7 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert info["env_id"] == "PointHazards-v0"
     assert info["dead_zone"] == summary["dead_zone"]
     capsys.readouterr()
-    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, torch_threads=1))
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=4, threads=1))
     printed = dict(re.findall(r"^   (\w+) +(\S+)", capsys.readouterr().out, re.MULTILINE))
     # Two decimals are printed.
     assert float(printed["return"]) == pytest.approx(summary["return"], rel=0.02, abs=0.005)
@@ -298,7 +298,7 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
 def test_a_run_says_what_made_it(tmp_path):
     script = SCRIPTS / "ppo_lag.py"
     numbers = {"num-envs": 4, "num-steps": 100, "total-timesteps": 400, "minibatch-size": 200}
-    numbers |= {"hidden-sizes": 8, "eval-episodes": 2, "torch-threads": 1}
+    numbers |= {"hidden-sizes": 8, "eval-episodes": 2, "threads": 1}
     words = [f"--{name}={number}" for name, number in numbers.items()]
     words += ["--env-id", "PointHazards-v0"]
     words += ["--runs-dir", str(tmp_path / "runs"), "--run-name", "it's"]
@@ -432,7 +432,7 @@ def test_a_limit_on_costs_that_no_env_reports_holds_up_neither_people_nor_evalua
         run = scripts.ppo_lag_pbcrl.train(args)
     found = summary(run)
     assert (found["cost_limit"], found["true_cost"], found["violation_rate"]) == (5, None, None)
-    scripts.evaluate.evaluate(scripts.evaluate.Args(str(run), episodes=2, torch_threads=1))
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(run), episodes=2, threads=1))
     assert "no true cost is known" in capsys.readouterr().out
 
 
@@ -649,7 +649,7 @@ def test_ctrl_c_keeps_the_checkpoint_and_the_labels_and_names_them(tmp_path, toy
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--dataset", str(toy_dataset), "--runs-dir", str(tmp_path), "--run-name", "run"]
     command += ["--offline-queries", "100", "--num-envs", "4"]
-    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--threads", "1"]
     command += ["--minibatch-size", "200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
@@ -687,7 +687,7 @@ def test_a_module_in_the_working_folder_brings_its_own_env(tmp_path):
 def test_ctrl_c_while_collecting_keeps_the_episodes_and_says_where(tmp_path):
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
-    command += ["--num-steps", "100", "--hidden-sizes", "16", "--torch-threads", "1"]
+    command += ["--num-steps", "100", "--hidden-sizes", "16", "--threads", "1"]
     command += ["--minibatch-size", "200"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "collect" / "metrics.jsonl"
@@ -726,7 +726,7 @@ def test_a_run_and_its_evaluation_film_what_was_asked_for(scripts, tmp_path, cap
     for part in (slice(0, 240), slice(240, None)):  # the point has moved, the numbers have changed
         assert (np.abs(first[part] - last[part]).max(axis=-1) > 50).any()
     scripts.evaluate.evaluate(
-        scripts.evaluate.Args(str(folder), episodes=2, seed=7, capture_video=1, torch_threads=1)
+        scripts.evaluate.Args(str(folder), episodes=2, seed=7, capture_video=1, threads=1)
     )
     assert f"filmed {folder / 'videos' / 'seed-7.mp4'}" in capsys.readouterr().out
     assert (folder / "videos" / "seed-7.mp4").stat().st_size > 1000
