@@ -7,6 +7,7 @@ scripts, with the `Agent` of the script that made it: a copy of it is in the run
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from pbcrl.spaces import names_of
 from pbcrl.storage import load_tensors
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
-from pbcrl_script_utils.evaluation import Judge, play, true_costs
+from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
 from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.policies import policy_of
 from pbcrl_script_utils.resume import read_args
@@ -191,6 +192,14 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
             return episodes["returns"], episodes["costs"]
 
 
+def costly_episode_cost(folder: Path, costs: np.ndarray) -> float:
+    """What an episode with a cost costs on average: here or, if none has one, in the run."""
+    summary = folder / "summary.json"
+    if (costs > 0).any() or not summary.exists():
+        return costly_mean(costs)
+    return float(json.loads(summary.read_text()).get("costly_episode_cost") or math.nan)
+
+
 # -- Evaluation ------------------------------------------------------------------------------------
 
 
@@ -244,6 +253,8 @@ def evaluate(args: Args) -> None:
         "cost_limit": limit,
         "bias": bias(float(true.mean()), limit) if limited else None,
         "violation_rate": violation_rate(true, limit) if limited else None,
+        "costly_episodes": int((true > 0).sum()) if limited else None,
+        "costly_episode_cost": costly_episode_cost(folder, true) if limited else None,
     }
     if cost_model is not None:
         result["learned_cost"] = float(cost_model.score(episodes).mean())
@@ -260,7 +271,7 @@ def evaluate(args: Args) -> None:
             result[f"{name}_difference"] = float(ours.mean() - theirs.mean())
             both = np.hypot(interval(ours), interval(theirs))  # of independent means
             result[f"{name}_difference_interval"] = float(both)
-    print("\n".join(verdict(result)))
+    print("\n".join(verdict(result, flag="--episodes")))
     print_groups(result)
     if args.capture_video > 0:
         films = film(

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 import pbcrl_script_utils as utils
-from pbcrl import MULTIPLIER_RULES, BatchLabel, DeadZone, Trajectory
+from pbcrl import BatchLabel, DeadZone, LagrangeMultiplier, Trajectory
 from pbcrl.llm.text import TextPair, helpfulness
 from pbcrl_script_utils.texts import Scorer, World, load_model
 from pbcrl_script_utils.verdict import interval
@@ -77,18 +77,12 @@ class Args:
     """clipping range of the probability ratio"""
     kl_coef: utils.NonNegative = 0.1
     """weight of log π - log π_ref per token, in nats, in reward and cost"""
-    multiplier_rule: Literal["adam", "ascent", "softplus", "pid"] = "pid"
-    """how λ follows the mean cost, see pbcrl/lagrange.py"""
-    multiplier_lr: utils.NonNegative | None = None
-    """step size of λ per iteration; for ascent and pid also per unit of cost. Default: 0.01 of a
-    learned cost, 0.015 of a true one and of labels"""
-    multiplier_initial: utils.NonNegative = 2.0
+    multiplier_lr: utils.NonNegative = 0.1
+    """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
+    multiplier_initial: utils.NonNegative = 1.0
     """λ at the start"""
     multiplier_cap: utils.Bound = 10.0
     """highest λ"""
-    multiplier_proportional: utils.NonNegative | None = None
-    """proportional part of pid, in updates. Default: 16 of a true cost, whose scale is larger,
-    else 40"""
 
     # -- Method --------------------------------------------------------------------------------
     cost: Literal["learned", "true"] = "learned"
@@ -388,15 +382,8 @@ def train(args: Args) -> Path:
     agent = Agent(args, world.tokenizer)
     reference = copy.deepcopy(agent.policy).requires_grad_(False)  # the policy of the beginning
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
-    gains = {"learned": (0.01, 40.0), "true": (0.015, 16.0), "labels": (0.015, 40.0)}
-    lr, proportional = gains[args.cost if args.constraint == "learned" else "labels"]
-    if args.multiplier_proportional is not None:
-        proportional = args.multiplier_proportional
-    multiplier = MULTIPLIER_RULES[args.multiplier_rule](
-        lr=lr if args.multiplier_lr is None else args.multiplier_lr,
-        initial=args.multiplier_initial,
-        cap=args.multiplier_cap,
-        **({"proportional": proportional} if args.multiplier_rule == "pid" else {}),
+    multiplier = LagrangeMultiplier(
+        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     cost_model = reward_model = None
     if args.cost == "learned":

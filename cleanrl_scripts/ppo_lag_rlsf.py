@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -72,21 +72,12 @@ class Args(utils.RunArgs):
     nothing, since every sample is clipped to the same action"""
     initial_log_std: utils.Finite = -0.5
     """log standard deviation of the Gaussian policy at the start, in half ranges of the action"""
-    multiplier_rule: Literal["relative", "adam", "ascent", "softplus", "pid"] = "relative"
-    """how λ follows the mean episode cost, see pbcrl/lagrange.py; ascent is the paper's"""
     multiplier_lr: utils.NonNegative = 0.1
-    """step size of λ whenever it moves; for ascent and pid per unit of what moves it; 0 keeps λ as
-    it is"""
+    """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
-    """λ at the start"""
-    multiplier_cap: utils.Bound = 10.0
+    """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
+    multiplier_cap: utils.Bound = 3.0
     """highest λ"""
-    multiplier_warmup: utils.Share = 0.0
-    """share of the run before λ is first moved: the reward is learned first, almost alone"""
-    multiplier_proportional: utils.NonNegative = 10.0
-    """proportional part of relative and pid: it moves λ as far as that many updates would"""
-    multiplier_anti_windup: bool = False
-    """pid: leave the integral as it is while λ is at its cap, or it remembers an unsafe start"""
 
     # -- Method --------------------------------------------------------------------------------
     queries: utils.NonNegativeInt = 20_000
@@ -417,12 +408,9 @@ def train(args: Args) -> Path:
     low, high, *_ = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
-    bounds = {"initial": args.multiplier_initial, "cap": args.multiplier_cap}
-    if args.multiplier_rule in ("relative", "pid"):
-        bounds["proportional"] = args.multiplier_proportional
-    if args.multiplier_rule == "pid":
-        bounds["anti_windup"] = args.multiplier_anti_windup
-    multiplier = pbcrl.MULTIPLIER_RULES[args.multiplier_rule](lr=args.multiplier_lr, **bounds)
+    multiplier = pbcrl.LagrangeMultiplier(
+        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
+    )
     rollout = utils.Rollout(args.num_steps, envs)
     scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
@@ -529,7 +517,7 @@ def train(args: Args) -> Path:
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])
             mean_return, mean_cost = new.mean(axis=0).tolist() if len(new) else (None, None)
-            run.lap("rollout")
+            run.rolled_out(rollout, iteration)
 
             # -- 2. Label and train the classifier -------------------------------------------------
             num_novel = 0
@@ -576,20 +564,12 @@ def train(args: Args) -> Path:
                 final = torch.as_tensor(np.concatenate(final_obs), dtype=torch.float32)
                 next_values[:, ends[1]] = agent.values(final.to(args.device))
             signals = torch.from_numpy(np.stack([rollout.rewards, rollout.costs]))
-            if args.multiplier_rule == "relative":  # then λ does not depend on their units
-                signals = signals / scale.update(signals, ends[1])
+            signals = signals / scale.update(signals, ends[1])  # so λ does not depend on units
             gamma, lam = args.gamma, args.gae_lambda
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            if args.multiplier_rule == "relative":
-                adv = adv_r - multiplier.value * adv_c  # Eq. 41
-                adv = (adv - adv.mean()) / (adv.std() + 1e-8)
-            else:  # as the recipes of the paper's tasks have it
-                adv_r = (adv_r - adv_r.mean()) / (adv_r.std() + 1e-8)
-                # Only centred: a count of unsafe states means something beside the true limit.
-                adv_c = adv_c - adv_c.mean()
-                # Eq. 41, divided by 1 + λ so that the step size does not grow with λ.
-                adv = (adv_r - multiplier.value * adv_c) / (1 + multiplier.value)
+            adv = adv_r - multiplier.value * adv_c  # Eq. 41
+            adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
             # -- 5. Policy -------------------------------------------------------------------------
             optimizer.param_groups[0]["lr"] = args.learning_rate * (
@@ -608,9 +588,8 @@ def train(args: Args) -> Path:
             run.lap("update")
 
             # -- 6. Dual ascent --------------------------------------------------------------------
-            is_warm = iteration > args.multiplier_warmup * args.num_iterations
             mean_learned = float(learned.mean()) if len(learned) else None
-            multiplier.update(mean_learned if is_warm else None, limit)
+            multiplier.update(mean_learned, limit)
 
             # -- 7. Log ----------------------------------------------------------------------------
             missed = learned[new[:, 1] > limit] <= limit

@@ -14,7 +14,7 @@ The names that one needs, in the order in which data flows through them; each ca
 - `TreeTrainer` and `CostModelTrainer` fit them by `pbci_loss` (`preference_loss`, `safety_loss` and
   `snr_loss`, whose values are a `PbCILoss`) with a `DeadZone`; `Trainer` is what both offer.
 - `LagrangeMultiplier` prices the learned cost while a policy is trained, once reward and cost have
-  been divided by their `SignalScale`; `MULTIPLIER_RULES` has other rules.
+  been divided by their `SignalScale`.
 - An `Oracle` answers queries: `SyntheticOracle` from true costs, `FolderOracle` by a person,
   `FunctionOracle` by a function.
 - `PreferenceBuffer` keeps labelled pairs of trajectories, or of segments (`cut_segments`);
@@ -46,7 +46,7 @@ from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_
 from pbcrl.dead_zone import DeadZone
 from pbcrl.trainer import CostModelTrainer, Trainer
 from pbcrl.tree_trainer import TreeTrainer
-from pbcrl.lagrange import MULTIPLIER_RULES, LagrangeMultiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.scaling import SignalScale
 from pbcrl.oracle import Oracle, SyntheticOracle
 from pbcrl.label.function_oracle import FunctionOracle
@@ -60,7 +60,6 @@ from pbcrl.export.policy import load_policy
 __version__ = "0.1.0"
 
 __all__ = [
-    "MULTIPLIER_RULES",
     "Acceptance",
     "Answers",
     "BatchLabel",

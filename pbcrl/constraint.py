@@ -1,9 +1,9 @@
 """What moves λ: a number that a constraint measures in each iteration, and the highest allowed.
 
 Three constraints: on the mean learned cost (the paper), on the share of fresh episodes that are
-labelled unsafe, and on the answers about batches of them. Each returns what `Multiplier.update`
-takes: λ rises while the first number is above the second, and stays if the first is None. Does not
-depend on environments, and computes no cost itself.
+labelled unsafe, and on the answers about batches of them. Each returns what
+`LagrangeMultiplier.update` takes: λ rises while the first number is above the second, and stays if
+the first is None. Does not depend on environments, and computes no cost itself.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Constraint(Protocol):
     def measure(
         self, answers: Answers, learned_costs: NDArray[np.float64], learned_limit: float
     ) -> tuple[float | None, float]:
-        """Return what an iteration measured and what is allowed, for `Multiplier.update`.
+        """Return what an iteration measured and what is allowed, for `LagrangeMultiplier.update`.
 
         Args:
             answers: Of the iteration's labelling round; `Answers()` if there was none.

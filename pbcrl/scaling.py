@@ -27,7 +27,7 @@ class SignalScale:
     Args:
         num_envs: N.
         gamma: Discount per step, in [0, 1].
-        forget: Share of the newest rollout in the mean, in (0, 1]: with the default some 50 count,
+        forget: Share of the newest rollout in the mean, in (0, 1]: with the default some ten count,
             all alike until there are so many. Whoever takes note of single steps, as rollouts of
             T = 1, needs a smaller one.
 
@@ -35,7 +35,7 @@ class SignalScale:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(self, num_envs: int, gamma: float, *, forget: float = 0.02) -> None:
+    def __init__(self, num_envs: int, gamma: float, *, forget: float = 0.1) -> None:
         require_in("[1, inf)", num_envs=num_envs)
         require_in("[0, 1]", gamma=gamma)
         require_in("(0, 1]", forget=forget)

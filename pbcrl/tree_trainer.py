@@ -20,7 +20,7 @@ from torch import Tensor
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in
-from pbcrl.losses import safety_loss
+from pbcrl.losses import safety_loss, snr_loss
 from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
 from pbcrl.trajectory import PairBatch, Trajectory
 from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
@@ -398,8 +398,56 @@ class Rows:
         return np.repeat(values, np.diff(self.starts))
 
 
+class _Safety:
+    """The mean safety loss of labels, gathered by what they are about: many are about the same.
+
+    Args:
+        about: Index of what each label is about, (K,).
+        safe: ε of each, NaN where not given, (K,).
+        size: Of what they are about, U.
+        dead_zone: δ.
+    """
+
+    def __init__(
+        self, about: NDArray[Any], safe: NDArray[Any], *, size: int, dead_zone: float = 0.0
+    ) -> None:
+        given = ~np.isnan(safe)
+        about, label = about[given], safe[given].astype(np.float64)
+        each = np.stack([np.bincount(about, x, size) for x in (label, 1 - label)])
+        self._safe, self._unsafe = torch.from_numpy(each / max(1, len(label)))
+        self._dead_zone = dead_zone
+        self.is_given = bool(len(label))
+        self.shift = 0.0
+        """b: what costs more is unsafe."""
+
+    def gradient(self, costs: Tensor) -> Tensor:
+        """By each cost, (U,)."""
+        above, below = self._sides(costs)
+        return self._safe * above - self._unsafe * below
+
+    def centre(self, costs: Tensor) -> None:
+        """Put the shift where the loss is lowest, by Newton's method from where it is."""
+        for _ in range(20 if self.is_given else 0):
+            above, below = self._sides(costs)
+            slope = (self._safe * above - self._unsafe * below).sum()
+            curve = self._safe * above * (1 - above) + self._unsafe * below * (1 - below)
+            move = float(slope / (curve.sum() + 1e-4))
+            self.shift += min(max(move, -1.0), 1.0)
+            if abs(move) < 1e-4:
+                break
+
+    def _sides(self, costs: Tensor) -> tuple[Tensor, Tensor]:
+        """How wrong it is to call each safe, and unsafe, in [0, 1]."""
+        excess = costs - self.shift
+        return torch.sigmoid(excess), torch.sigmoid(self._dead_zone - excess)
+
+
 class _Loss:
-    """The loss by the outputs of all rows: pairs, clips, marks; each a mean, all of weight 1."""
+    """The loss by the outputs of all rows: pairs, clips, marks; each a mean, all of weight 1.
+
+    Its gradient is written out here, since a fit needs it some thousand times: labels are gathered
+    by the trajectories and pairs that they are about. `value` is that of `pbcrl.losses`.
+    """
 
     def __init__(
         self,
@@ -411,30 +459,62 @@ class _Loss:
     ) -> None:
         self._trainer, self._rows, self._batch = trainer, rows, batch
         self._num_pair_costs = len(batch.trajectories)
-        self._clip_safe = torch.tensor([clip.safe for clip in clips], dtype=torch.float64)
+        self._clip_safe = np.array([clip.safe for clip in clips], np.float64)
         unsafe = [np.asarray(mark.unsafe, np.float64) for mark in marks]
-        self._unmarked = 1 - torch.from_numpy(np.concatenate([np.empty(0), *unsafe]))
+        self._unmarked = 1 - np.concatenate([np.empty(0), *unsafe])
+        members = batch.pairs.numpy()
+        self._safety = (
+            _Safety(
+                members.ravel(),
+                batch.safe.numpy().ravel(),
+                size=self._num_pair_costs,
+                dead_zone=trainer.dead_zone.value,
+            ),
+            _Safety(np.arange(len(clips)), self._clip_safe, size=len(clips)),
+            _Safety(np.arange(len(self._unmarked)), self._unmarked, size=len(self._unmarked)),
+        )
+        self._gather_preferences(members, batch.preference.numpy().astype(np.float64))
         # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
         self.scale = float(max(1, len(batch) + len(clips) + len(marks)))
         # Σ_u of the weights of each trajectory: how much its cost moves if all its rows do.
         self._total = np.add.reduceat(rows.weight, rows.starts[:-1])
         self.has_limit = trainer.model.horizon is not None
-        self._shifts = [0.0, 0.0, 0.0]  # where trajectories, clips and steps turn unsafe
+
+    def _gather_preferences(self, members: NDArray[Any], preference: Outputs) -> None:
+        size, given = self._num_pair_costs, ~np.isnan(preference)
+        keys, which = np.unique(members[given] @ np.array([size, 1]), return_inverse=True)
+        count = max(1, given.sum())
+        self._first, self._second = (torch.from_numpy(x) for x in np.divmod(keys, size))
+        self._times = torch.from_numpy(np.bincount(which, minlength=len(keys)) / count)
+        self._safer = torch.from_numpy(np.bincount(which, preference[given], len(keys)) / count)
+        # Each member counts in the variance, with a preference or not; its entropy is of labels.
+        self._share = torch.from_numpy(np.bincount(members.ravel(), minlength=size) / members.size)
+        self._snr = 0.0
+        if given.any():
+            unit = torch.tensor([0.0, 1.0], dtype=torch.float64)  # of variance 1/4
+            mean = torch.full((1,), float(preference[given].mean()), dtype=torch.float64)
+            weight = self._trainer._snr_weight
+            self._snr = 4 * float(snr_loss(unit, mean, snr_weight=weight, max_std=None))
 
     @property
     def limit(self) -> float:
         """b, as of the newest `centre`; 0 without a horizon."""
-        return self._shifts[0]
+        return self._safety[0].shift
+
+    @property
+    def shifts(self) -> list[float]:
+        """Where trajectories, clips and steps turn unsafe."""
+        return [part.shift for part in self._safety]
 
     def value(self, costs: Tensor, steps: Tensor) -> Tensor:
         """Of all costs (U,) and of the outputs of marked steps, 0-d."""
         loss = self._trainer._loss(costs[: self._num_pair_costs] - self.limit, self._batch)
-        for values, safe, shift in (
-            (costs[self._num_pair_costs :], self._clip_safe, self._shifts[1]),
-            (steps, self._unmarked, self._shifts[2]),
+        for values, safe, part in (
+            (costs[self._num_pair_costs :], self._clip_safe, self._safety[1]),
+            (steps, self._unmarked, self._safety[2]),
         ):
             if len(values):
-                loss = loss + safety_loss(values - shift, safe)
+                loss = loss + safety_loss(values - part.shift, torch.from_numpy(safe))
         return loss
 
     def gradient(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -442,17 +522,16 @@ class _Loss:
         costs = torch.from_numpy(self._rows.costs(outputs))
         steps = torch.from_numpy(outputs[self._rows.num_steps :].copy())
         self.centre(costs, steps)
-        loss_grad = self._grads(costs, steps)
-        cost_grad, step_grad = (grad.numpy() for grad in loss_grad)
+        cost_grad, step_grad = (grad.numpy() for grad in self._grads(costs, steps))
         bound = curvature_bound(
             costs[: self._num_pair_costs].numpy() - self.limit,
             self._batch,
             dead_zone=self._trainer.dead_zone.value,
         )
         clip_bound = _mean_curvature(
-            costs[self._num_pair_costs :].numpy() - self._shifts[1], self._clip_safe.numpy()
+            costs[self._num_pair_costs :].numpy() - self.shifts[1], self._clip_safe
         )
-        step_bound = _mean_curvature(steps.numpy() - self._shifts[2], self._unmarked.numpy())
+        step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
         weight, spread = self._rows.weight, self._rows.spread
         grad = weight * spread(cost_grad)
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
@@ -495,34 +574,25 @@ class _Loss:
         return (low + high) / 2
 
     def _grads(self, costs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        costs, steps = costs.detach().requires_grad_(), steps.detach().requires_grad_()
-        found = torch.autograd.grad(
-            self.value(costs, steps), [costs, steps], allow_unused=True, materialize_grads=True
-        )
-        return found[0], found[1]
+        """By each cost, (U,), and by the output of each marked step."""
+        cost, clip_cost = costs.tensor_split([self._num_pair_costs])
+        parts = zip(self._safety, (cost, clip_cost, steps), strict=True)
+        grad, clip_grad, step_grad = (safety.gradient(values) for safety, values in parts)
+        gap = cost[self._second] - cost[self._first]
+        pull = self._times * torch.sigmoid(gap) - self._safer
+        grad.index_add_(0, self._second, pull).index_add_(0, self._first, pull, alpha=-1)
+        centred = cost - self._share @ cost
+        max_std = self._trainer._max_std
+        if max_std is None or self._share @ centred.square() <= max_std**2:
+            grad += 2 * self._snr * self._share * centred
+        return torch.cat([grad, clip_grad]), step_grad
 
     def centre(self, costs: Tensor, steps: Tensor) -> None:
-        """Put each shift where its loss is lowest, by Newton's method from where it is."""
-        members = costs[: self._num_pair_costs][self._batch.pairs].flatten()
-        parts = (
-            (members, self._batch.safe.flatten().double(), self._trainer.dead_zone.value),
-            (costs[self._num_pair_costs :], self._clip_safe, 0.0),
-            (steps, self._unmarked, 0.0),
-        )
-        for k, (values, safe, dead_zone) in enumerate(parts):
-            given = ~safe.isnan()
-            if (k == 0 and not self.has_limit) or not given.any():
-                continue
-            label, x = safe[given], values[given]
-            for _ in range(20):
-                above = torch.sigmoid(x - self._shifts[k])
-                below = torch.sigmoid(dead_zone - x + self._shifts[k])
-                slope = (label * above - (1 - label) * below).mean()
-                curve = (label * above * (1 - above) + (1 - label) * below * (1 - below)).mean()
-                move = float(slope / (curve + 1e-4))
-                self._shifts[k] += min(max(move, -1.0), 1.0)
-                if abs(move) < 1e-4:
-                    break
+        """Put each shift where its loss is lowest."""
+        cost, clip_cost = costs.tensor_split([self._num_pair_costs])
+        for k, values in enumerate((cost, clip_cost, steps)):
+            if k or self.has_limit:
+                self._safety[k].centre(values)
 
 
 def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Outputs:

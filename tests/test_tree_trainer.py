@@ -185,7 +185,7 @@ def test_the_gradient_of_every_row_is_that_of_autograd_over_its_output(kind):
         problem = Problem(seed=seed, **kind)
         found, _ = problem.loss.gradient(problem.outputs)
         outputs = torch.from_numpy(problem.outputs).requires_grad_()
-        (expected,) = torch.autograd.grad(problem.total(outputs, problem.loss._shifts), outputs)
+        (expected,) = torch.autograd.grad(problem.total(outputs, problem.loss.shifts), outputs)
         scale = problem.loss.scale
         np.testing.assert_allclose(found / scale, expected, rtol=1e-6, atol=1e-9)
         assert np.abs(found).max() / scale > 1e-3
@@ -198,7 +198,7 @@ def test_the_loss_lies_below_the_parabola_of_its_gradient_and_its_curvature_boun
         problem = Problem(seed=seed, **{**KINDS[kind], "snr_weight": 0.0})
         scale, at = problem.loss.scale, 3 * problem.outputs
         grad, hess = (x / scale for x in problem.loss.gradient(at))
-        shifts = list(problem.loss._shifts)
+        shifts = list(problem.loss.shifts)
         assert (hess >= 0).all()
         start = float(problem.total(torch.from_numpy(at), shifts))
         for size in (1e-2, 0.3, 1, 3, 10, 100):
@@ -249,7 +249,7 @@ def test_the_line_search_finds_the_minimum_along_a_direction(kind):
     for seed in range(3):
         problem = Problem(seed=seed, **{**KINDS[kind], "snr_weight": 0.0})
         grad, hess = problem.loss.gradient(problem.outputs)
-        shifts = list(problem.loss._shifts)
+        shifts = list(problem.loss.shifts)
         down = -grad / np.maximum(hess, 1e-3)
 
         def value(step, problem=problem, down=down, shifts=shifts):

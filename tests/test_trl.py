@@ -16,7 +16,6 @@ with warnings.catch_warnings():
 
 from pbcrl import LagrangeMultiplier
 from pbcrl.errors import CorruptFileError
-from pbcrl.lagrange import AscentMultiplier
 from pbcrl.llm.cost_head import LagrangeCallback, cost_function
 
 # FutureWarnings of transformers about TRL, and so on: theirs, not ours.
@@ -77,14 +76,14 @@ def weights_of(trainer):
 @pytest.mark.slow
 @each_kind
 def test_the_multiplier_follows_the_mean_cost_that_trl_logs(kind, policy, tmp_path):
-    multiplier = AscentMultiplier(lr=0.5, initial=1.0)
+    multiplier = LagrangeMultiplier(lr=0.5, initial=1.0)
     trainer = trainer_of(kind, policy, tmp_path, multiplier=multiplier, save_steps=100)
     assert trainer.reward_weights.tolist() == [0.5, -0.5]
     before = weights_of(trainer)
     trainer.train()
     costs = [row["rewards/cost/mean"] for row in trainer.state.log_history if "loss" in row]
     assert len(costs) == 4
-    expected = AscentMultiplier(lr=0.5, initial=1.0)
+    expected = LagrangeMultiplier(lr=0.5, initial=1.0)
     for cost in costs:
         expected.update(cost, -1.0)
     assert multiplier.value == expected.value != 1.0

@@ -178,7 +178,7 @@ CONSTANT = tuple(
     ablation(
         f"pbcrl_constant_{value}",
         "pbcrl_rate",
-        {"multiplier-rule": "adam", "multiplier-lr": 0, "multiplier-initial": value},
+        {"multiplier-lr": 0, "multiplier-initial": value},
         f"constant λ = {value}",
     )
     for value in CONSTANTS
@@ -451,20 +451,6 @@ TABLES = {
 }
 """Presets of `benchmark.py`, one per table of the paper save those on language models."""
 
-BY_COST_OPTIONS: dict[str, dict[str, object]] = (
-    {env_id: {"multiplier-rule": "adam", "multiplier-lr": 0.5} for env_id in (BLOCK, LANE)}
-    | {
-        # A tenth of the true one's, as ten units of true cost are about one of learned cost there.
-        env_id: {"multiplier-lr": 0.01, "multiplier-proportional": 200.0}
-        for env_id in (GOAL, PUSH, BUTTON)
-    }
-    | {
-        # Steps in units of λ itself, as there.
-        env_id: {"multiplier-rule": "softplus", "multiplier-lr": 0.12}
-        for env_id in (CHEETAH, WALKER, HUMANOID)
-    }
-)
-"""Options of a task where the learned cost itself moves λ: there as fast as the true one."""
 PAPER_QUERIES: dict[str, object] = {"offline-queries": 18_000, "online-queries": 2_000}
 """Those of PbCRL, unless a task's defaults have others and the constraint is not the paper's."""
 QUERIES = "offline-queries", "online-queries", "queries"
@@ -510,7 +496,6 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
         options = PAPER_QUERIES | options
     if row.options.get("constraint") == "learned":
         options |= PAPER_QUERIES
-        options |= BY_COST_OPTIONS.get(env_id, {})
         if "segment-length" in options:  # the paper compares whole episodes
             options["segment-length"] = None
     options |= row.options

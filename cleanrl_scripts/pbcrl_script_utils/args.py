@@ -153,31 +153,33 @@ def check_args(args: Any) -> None:
         )
 
 
-def slow_multiplier(args: Any) -> str | None:
+def slow_multiplier(args: Any, horizon: int | None = None) -> str | None:
     """Say if λ moves too seldom in a run to find its place, however much everything costs.
 
-    Known of `relative`, and of `adam`, which cannot bring it to 1; a λ that is to stay as it is is
-    none.
-
     Args:
-        args: Of a script that trains in envs, `with_lengths`.
+        args: Of a script, `with_lengths`.
+        horizon: Steps of an episode, without one of which λ does not move.
     """
-    moves, when = args.num_iterations * (1 - args.multiplier_warmup), "iteration"
+    moves, when = args.num_iterations, "iteration"
     if getattr(args, "constraint", "learned") != "learned":
-        moves, when = moves / args.finetune_interval, "labelling round"
-    if args.multiplier_rule == "relative" and args.multiplier_lr > 0 and moves < _FEWEST_MOVES:
-        return (
-            f"λ is moved {moves:.0f} times, once per {when}, and needs {_FEWEST_MOVES} or more to "
-            "find its place; train for more steps"
-        )
-    highest = args.multiplier_initial + moves * args.multiplier_lr
-    if args.multiplier_rule != "adam" or args.multiplier_lr == 0 or highest >= 1:
+        moves, when = moves // args.finetune_interval, "labelling round"
+    elif horizon is not None and args.batch_size < horizon:
+        moves, when = moves * args.batch_size // horizon, "episode"
+    if args.multiplier_lr == 0 or moves >= _FEWEST_MOVES:  # at 0 it is to stay as it is
         return None
+    enough = longer(args, math.ceil(args.num_iterations * _FEWEST_MOVES / max(moves, 1)))
+    fewer = ", or fewer --num-steps" if hasattr(args, "num_steps") else ""
     return (
-        f"λ moves by at most {args.multiplier_lr:g} per {when}, of which there are {moves:.0f}, so "
-        f"that it ends at {highest:.2g} at most, and cost may never weigh enough; raise "
-        "--multiplier-lr, or train for more iterations"
+        f"λ is moved {moves} times, once per {when}, and needs {_FEWEST_MOVES} or more to "
+        f"find its place; give {enough}{fewer}"
     )
+
+
+def longer(args: Any, iterations: int) -> str:
+    """The flag for a run of that many iterations of the same length."""
+    if not hasattr(args, "total_timesteps"):
+        return f"--num-iterations {iterations}"
+    return f"--total-timesteps {iterations * args.batch_size}"
 
 
 def ranges_of(hint: Any) -> Iterator[Range]:

@@ -119,6 +119,12 @@ def true_costs(episodes: Sequence[Trajectory]) -> np.ndarray:
     return costs
 
 
+def costly_mean(costs: np.ndarray) -> float:
+    """Mean of the episode costs above 0; NaN if there are none."""
+    costly = costs[costs > 0]
+    return float(costly.mean()) if len(costly) else math.nan
+
+
 def play(
     policy: Policy,
     env_id: str,
@@ -201,6 +207,7 @@ def evaluate(
             run.filmed(films)
     true, noisy_true = true_costs(episodes), true_costs(noisy)
     limited = np.isfinite(limit) and not np.isnan([true, noisy_true]).any()
+    recent = np.concatenate([true, noisy_true, ended[-max(1, len(ended) // 5) :, 1]])
     last_tenth, last_fifth = (ended[-max(1, len(ended) // part) :] for part in (10, 5))
     summary: dict[str, Any] = {
         "eval_episodes": len(episodes),
@@ -211,12 +218,15 @@ def evaluate(
         "cost_limit": limit,
         "bias": bias(float(true.mean()), limit) if limited else None,
         "violation_rate": violation_rate(true, limit) if limited else None,
+        "costly_episodes": int((true > 0).sum()) if limited else None,
+        "costly_episode_cost": costly_mean(recent) if limited else None,
         "return_stochastic": float(noisy_returns.mean()),
         "return_stochastic_interval": interval(noisy_returns),
         "true_cost_stochastic": float(noisy_true.mean()),
         "true_cost_stochastic_interval": interval(noisy_true),
         "bias_stochastic": bias(float(noisy_true.mean()), limit) if limited else None,
         "violation_rate_stochastic": violation_rate(noisy_true, limit) if limited else None,
+        "costly_episodes_stochastic": int((noisy_true > 0).sum()) if limited else None,
         "return_last_fifth": float(last_fifth[:, 0].mean()) if len(ended) else None,
         "true_cost_last_fifth": float(last_fifth[:, 1].mean()) if len(ended) else None,
         "return_last_tenth": float(last_tenth[:, 0].mean()) if len(ended) else None,

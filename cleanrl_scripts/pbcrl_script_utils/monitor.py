@@ -16,7 +16,6 @@ from pbcrl_script_utils.policies import SafePolicy, policy_of
 from pbcrl_script_utils.run import Run
 
 _ROUNDS = 5  # by chance, all of them have a majority of unsafe labels once in 32 times
-_RUNAWAY_STD = 20.0  # of learned episode costs: four times where the variance term saturates
 
 
 class LabelMonitor:
@@ -78,13 +77,6 @@ class LabelMonitor:
                 policy, ended, iteration=iteration, unsafe=unsafe, allowed=allowed
             )
         mean, std = (learned.mean(), learned.std()) if len(learned) else (None, None)
-        # A segment's cost has the scale on which the variance term acts.
-        most = _RUNAWAY_STD * self._horizon / (self._args.segment_length or self._horizon)
-        if std is not None and std > most:
-            self._run.warn(
-                f"the learned costs are running away: their sd is above {most:g}; lower "
-                "--snr-weight"
-            )
         if warning := self._watch.update(answers.unsafe_rate, mean, limit):
             self._run.warn(warning)
         missed = learned[true_costs(finished) > self._limit] <= limit

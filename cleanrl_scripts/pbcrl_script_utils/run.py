@@ -37,9 +37,16 @@ from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 from pbcrl.trainer import Evaluation
-from pbcrl_script_utils.args import slow_multiplier
+from pbcrl_script_utils.args import longer, slow_multiplier
+from pbcrl_script_utils.door import (
+    constant_reward,
+    endless_episodes,
+    horizon_by_id,
+    unmeasurable_limit,
+)
 from pbcrl_script_utils.recipes import recipe_lines
-from pbcrl_script_utils.verdict import limit_verdicts, plus_minus, verdict
+from pbcrl_script_utils.rollout import Rollout
+from pbcrl_script_utils.verdict import limit_verdicts, multiplier_verdict, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
 
 _ABOVE = Path(__file__).resolve().parents[1]
@@ -142,8 +149,12 @@ class Run:
             self.say("   its recipe (pbcrl_script_utils/recipes.py):")
             for line in lines:
                 self.say(f"      {line}")
-        is_priced = hasattr(self._args, "multiplier_warmup") and self._cost_limit != math.inf
-        if is_priced and (note := slow_multiplier(self._args)):
+        horizon, limit = horizon_by_id(self._args), self._cost_limit
+        if horizon is not None and (warning := endless_episodes(self._args, horizon)):
+            self.warn(warning)
+        elif note := self._slow_multiplier():
+            self.say(f"   note: {note}")
+        if horizon is not None and (note := unmeasurable_limit(self._args, horizon, limit)):
             self.say(f"   note: {note}")
 
     def on_error(self, keep: Callable[[], None]) -> None:
@@ -200,6 +211,12 @@ class Run:
         now = time.perf_counter()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
+
+    def rolled_out(self, rollout: Rollout, iteration: int) -> None:
+        """Warn of a rollout from which nothing can be learned; the lap "rollout" is over."""
+        if warning := constant_reward(rollout, iteration):
+            self.warn(warning)
+        self.lap("rollout")
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Write one line of metrics, with the laps, and move the progress bar to `step`."""
@@ -328,9 +345,10 @@ class Run:
         self.close_bar()
         train_seconds = self.stage_seconds["train"]
         steps = self._args.num_iterations * self._args.batch_size
+        of_multiplier = self._multiplier_verdicts(summary)
         summary = {
             **summary,
-            "verdict": verdict(summary),
+            "verdict": verdict(summary, multiplier=of_multiplier),
             "env_steps": steps,
             "wall_seconds": self.wall_seconds,
             "stage_seconds": self.stage_seconds,
@@ -344,11 +362,37 @@ class Run:
             self.say(f"   {line}")
         self.say(f"== summary ({self.folder / 'summary.json'})")
         print_groups(summary)
-        for line in limit_verdicts(summary):
+        for line in [*limit_verdicts(summary), *of_multiplier]:
             self.say(line)
         if _has_content(self.folder / "agent.safetensors"):
             self.say(f"play it again: {command_of('evaluate', self.folder)}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
+
+    def _slow_multiplier(self) -> str | None:
+        is_priced = hasattr(self._args, "multiplier_lr") and self._cost_limit != math.inf
+        return slow_multiplier(self._args, horizon_by_id(self._args)) if is_priced else None
+
+    def _multiplier_verdicts(self, summary: Mapping[str, Any]) -> list[str]:
+        """What the course of λ means, as far as the log still has it."""
+        args = self._args
+        if self._cost_limit == math.inf or getattr(args, "multiplier_lr", 0) == 0:
+            return []
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        costs, limit = [summary.get("true_cost_last_fifth")], self._cost_limit
+        if not _finite(costs[0]) and getattr(args, "constraint", "learned") == "learned":
+            recent = rows[-max(1, len(rows) // 5) :]
+            costs = [row.get("learned_cost") for row in recent]
+            limit = summary.get("learned_limit", math.nan)
+        known = [cost for cost in costs if _finite(cost)]
+        is_kept = sum(known) / len(known) <= limit if known and math.isfinite(limit) else None
+        values = [row["multiplier"] for row in rows if _finite(row.get("multiplier"))]
+        more = longer(args, 2 * args.num_iterations)
+        said = [
+            self._slow_multiplier(),
+            multiplier_verdict(values, cap=args.multiplier_cap, is_kept=is_kept, longer=more),
+        ]
+        return [line for line in said if line is not None]
 
     def _end_stage(self) -> None:
         assert self._stage is not None
@@ -432,7 +476,7 @@ def print_groups(values: Mapping[str, Any]) -> None:
 _GROUPS = "policy", "learned cost", "cost model on test episodes", "run"
 _OF_POLICY = (
     *("return", "true_cost", "cost_limit", "bias", "violation_rate", "labelled_unsafe_rate"),
-    *("upstream", "multiplier"),
+    *("upstream", "multiplier", "costly"),
 )
 _OF_EVALUATION = "env_id", "episodes", "policy", "eval_episodes"
 _OF_LEARNED_COST = "learned_", "dead_zone", "queries_", "compared_"

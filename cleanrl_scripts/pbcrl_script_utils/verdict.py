@@ -10,24 +10,38 @@ import numpy as np
 
 _LONGER = "; train longer, or raise --multiplier-lr"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
+_FEW = 5  # costly episodes, for a normal interval of the mean cost
+_MOST_EPISODES = 100_000  # that anybody would play
+_BLOCKS = 15  # of a run, of which three are its last fifth
 
 
 def limit_verdict(
-    true_costs: Mapping[str, Any], *, suffix: str = "", policy: str, episodes: int
+    true_costs: Mapping[str, Any],
+    *,
+    suffix: str = "",
+    policy: str,
+    episodes: int,
+    flag: str = "--eval-episodes",
 ) -> str:
     """Say whether a policy meets its limit, and whether the episodes are enough to tell.
 
+    Where fewer than five episodes cost anything, their normal interval says nothing. Then the exact
+    interval of how often that happens (Clopper and Pearson 1934), times what such an episode costs
+    on average, is the interval of the mean; a limit inside it is one about which they cannot tell.
+
     Args:
-        true_costs: Has `true_cost`, `true_cost_interval` and `violation_rate`, and `cost_limit`; if
-            no true cost is known, perhaps `labelled_unsafe_rate`.
-        suffix: Of the first of these keys, for another policy.
+        true_costs: Has `true_cost`, `true_cost_interval` and `violation_rate`, and `cost_limit`,
+            perhaps `costly_episodes` and `costly_episode_cost`; if no true cost is known, perhaps
+            `labelled_unsafe_rate`.
+        suffix: Of the keys that differ by policy.
         policy: Its name.
         episodes: That were played.
+        flag: That sets how many are.
     """
     cost, limit = true_costs[f"true_cost{suffix}"], true_costs["cost_limit"]
     half = true_costs[f"true_cost{suffix}_interval"]
     shown = f"true cost {plus_minus(cost, half)}"
-    who = f"{policy} policy, {episodes} episodes"
+    who = f"{policy} policy, {episodes} episode{'s' * (episodes > 1)}"
     if math.isnan(cost) and limit == math.inf:
         return f"no limit, and no true cost is known ({who})"
     if math.isnan(cost):
@@ -42,25 +56,83 @@ def limit_verdict(
     if not math.isfinite(limit):
         unknown = "no limit is known" if math.isnan(limit) else "no limit"
         return f"{unknown}: {shown} ({who})"
+    too_few = f"too few episodes to tell: true cost {cost:.3g}, limit {limit:g}"
+    if episodes < _FEW:
+        return f"{too_few} ({who}); play 50 with {flag} 50"
+    costly = true_costs.get(f"costly_episodes{suffix}", episodes)
+    if costly < _FEW:
+        low, high = rare_interval(costly, episodes)
+        size = cost * episodes / costly if costly else true_costs["costly_episode_cost"]
+        # Not if nothing has ever cost anything (NaN), nor about 0, of which no number can tell.
+        if limit > 0 and low * size <= limit < high * size:
+            often = f"{costly or 'none'} of which cost anything"
+            return (
+                f"{too_few} ({who}, {often}: at 95 % the mean lies in {low * size:.2g} to "
+                f"{high * size:.2g}); {_enough(costly, episodes, limit / size, flag)}"
+            )
+        if costly:
+            shown = f"true cost {cost:.3g}, at 95 % in {low * size:.2g} to {high * size:.2g},"
+            half = math.inf  # the normal one
     rate = true_costs[f"violation_rate{suffix}"]
     if rate > 0:
         who += f", {rate:.0%} of them above it"
     else:  # an interval of 0 must not pass for certainty
         who += f", none above it: at most {1 - 0.05 ** (1 / episodes):.1%} are, at 95 %"
     met, sign = ("met", "<=") if cost <= limit else ("violated", ">")
-    noise = "" if half == 0 or abs(cost - limit) >= half else ", within the noise"
+    unclear = 0 < half < math.inf and abs(cost - limit) < half
+    noise = ", within the noise" if unclear else ""
     return f"limit {met}{noise}: {shown} {sign} {limit:g} ({who})"
 
 
-def limit_verdicts(found: Mapping[str, Any]) -> list[str]:
-    """`limit_verdict` of each policy in a summary, or of the one that evaluate.py has played."""
+def rare_interval(count: int, total: int) -> tuple[float, float]:
+    """Return the exact 95 % interval of a share of which `count` of `total` were seen.
+
+    One-sided if none was: 3 / `total`, roughly. For counts of a few: the terms are summed.
+    """
+    tail = 0.025 if count else 0.05
+
+    def fewer_than(seen: int, share: float) -> float:
+        terms = (math.comb(total, i) * share**i * (1 - share) ** (total - i) for i in range(seen))
+        return sum(terms)
+
+    def solve(seen: int, wanted: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):  # falls from 1 to 0 with the share
+            middle = (low + high) / 2
+            low, high = (middle, high) if fewer_than(seen, middle) > wanted else (low, middle)
+        return (low + high) / 2
+
+    lowest = solve(count, 1 - tail) if count else 0.0
+    return lowest, solve(count + 1, tail) if count < total else 1.0
+
+
+def _enough(costly: int, episodes: int, share: float, flag: str) -> str:
+    """How many episodes tell whether costly ones are rarer than `share`, in (0, 1]."""
+    if costly == 0:
+        wanted = math.log(0.05) / math.log1p(-share)
+        return f"{flag} {math.ceil(wanted)} would tell if none of them costs anything"
+    found = costly / episodes
+    distance = abs(found - share)
+    wanted = 1.96**2 * found * (1 - found) / distance**2 if distance else math.inf
+    wanted = max(wanted, _FEW / found)
+    if wanted > _MOST_EPISODES:
+        return "so near to the limit no number of episodes tells"
+    digits = 10 ** (math.floor(math.log10(wanted)) - 1)
+    return f"{flag} {math.ceil(wanted / digits) * digits} may tell"
+
+
+def limit_verdicts(found: Mapping[str, Any], *, flag: str = "--eval-episodes") -> list[str]:
+    """`limit_verdict` of each policy in a summary, or of the one that it names."""
     if "policy" in found:
-        return [limit_verdict(found, policy=found["policy"], episodes=found["episodes"])]
+        policy, episodes = found["policy"], found["episodes"]
+        return [limit_verdict(found, policy=policy, episodes=episodes, flag=flag)]
     policies = [("_stochastic", "stochastic"), ("", "deterministic")]
     if math.isnan(found["true_cost"]):
         del policies[1:]  # the same again
     return [
-        limit_verdict(found, suffix=suffix, policy=policy, episodes=found["eval_episodes"])
+        limit_verdict(
+            found, suffix=suffix, policy=policy, episodes=found["eval_episodes"], flag=flag
+        )
         for suffix, policy in policies
     ]
 
@@ -119,9 +191,47 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def verdict(found: Mapping[str, Any]) -> list[str]:
-    """Say in words what a summary means: the policy, then the learned cost."""
-    return [*limit_verdicts(found), *cost_model_verdicts(found)]
+def multiplier_verdict(
+    values: Sequence[float], *, cap: float, is_kept: bool | None, longer: str
+) -> str | None:
+    """Say if λ was at its cap at the end, or had not found its place yet.
+
+    It is at its cap if it was so in half of the last fifth of the run or more. It is still rising
+    if the means of the last three fifteenths rise, by a tenth or more, and are above all others of
+    the second half: of a λ that swings about its place, once in 336 times, or in some fifty if it
+    swings slowly.
+
+    Args:
+        values: λ after each iteration.
+        cap: Highest λ.
+        is_kept: Whether the mean cost in the last fifth was within the limit; None if nobody knows.
+        longer: The flag for a longer run.
+    """
+    last_fifth = np.asarray(values[-max(1, len(values) // 5) :])
+    if len(values) and np.mean(last_fifth >= cap * (1 - 1e-6)) >= 0.5:
+        said = f"λ was at its cap of {cap:g} in the last fifth of the run"
+        enough = ", which was enough: cost was within the limit"
+        higher = ", or raise --multiplier-cap; if no policy can keep the limit, raise the limit"
+    else:
+        if len(values) < _BLOCKS:
+            return None
+        means = [block.mean() for block in np.array_split(np.asarray(values), _BLOCKS)]
+        *before, first, middle, last = means[_BLOCKS // 2 :]
+        if not max(before) < first < middle < last or last < 1.1 * first:
+            return None
+        said = f"λ was still rising in the last fifth of the run, from {first:.2g} to {last:.2g}"
+        enough, higher = ", while cost was within the limit", ""
+    if is_kept:
+        return f"{said}{enough}"
+    above = ": where the limit is not kept," if is_kept is None else ", and cost above the limit:"
+    return f"{said}{above} train longer, {longer}{higher}"
+
+
+def verdict(
+    found: Mapping[str, Any], *, multiplier: Sequence[str] = (), flag: str = "--eval-episodes"
+) -> list[str]:
+    """Say in words what a summary means: the policy, what was said of λ, then the learned cost."""
+    return [*limit_verdicts(found, flag=flag), *multiplier, *cost_model_verdicts(found)]
 
 
 def plus_minus(mean: float, half: float) -> str:

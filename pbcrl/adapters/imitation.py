@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pbcrl.cost_model import LearnedCost, require_learned_cost
 from pbcrl.errors import LabelError
-from pbcrl.lagrange import Multiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.oracle import Oracle
 from pbcrl.recorder import cost_array
 from pbcrl.spaces import action_rows, obs_rows
@@ -66,7 +66,7 @@ class PricedReward:
     def __init__(
         self,
         cost_model: LearnedCost,
-        multiplier: Multiplier,
+        multiplier: LagrangeMultiplier,
         *,
         observation_space: Space[Any],
         action_space: Space[Any],

@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from pbcrl.cost_model import LearnedCost
-from pbcrl.lagrange import Multiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.recorder import BoolArray, finished_trajectories
 from pbcrl.scaling import SignalScale
 from pbcrl.trajectory import Trajectory
@@ -32,7 +32,7 @@ except ImportError as error:
     ) from error
 
 
-_FORGET = 1e-4  # share of the newest step in the scale: some 10,000 steps of each env count
+_FORGET = 5e-4  # share of the newest step in the scale: some 2,000 of them count
 
 
 @final
@@ -69,7 +69,7 @@ class PreferenceCostVecEnv(VecEnvWrapper):
         gamma: Discount of the algorithm, for the scale.
 
     Raises:
-        TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `Multiplier`.
+        TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `LagrangeMultiplier`.
         ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
             of the envs is not the horizon of the cost model, or if `gamma` is not in [0, 1].
     """
@@ -78,11 +78,11 @@ class PreferenceCostVecEnv(VecEnvWrapper):
         self,
         venv: VecEnv,
         cost_model: LearnedCost | None,
-        multiplier: Multiplier,
+        multiplier: LagrangeMultiplier,
         *,
         gamma: float = 0.99,
     ) -> None:
-        if not isinstance(multiplier, Multiplier):
+        if not isinstance(multiplier, LagrangeMultiplier):
             raise TypeError(
                 f"multiplier is an object that a callback moves, got {multiplier!r}; pass a "
                 "LagrangeMultiplier(), whose value starts at `initial`"

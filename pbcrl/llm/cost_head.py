@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pbcrl.buffer import check_generator
 from pbcrl.errors import CorruptFileError, LabelError, NonFiniteError, require_in
-from pbcrl.lagrange import Multiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.llm.text import TextPair
 from pbcrl.losses import pbci_loss
 from pbcrl.storage import write_atomically
@@ -217,7 +217,7 @@ class LagrangeCallback(TrainerCallback):  # type: ignore[misc] # transformers is
     Args:
         trainer: A `GRPOTrainer` or `RLOOTrainer`, to whose `callbacks` this is added afterwards, by
             `trainer.add_callback`.
-        multiplier: Any rule of `pbcrl.lagrange`.
+        multiplier: λ; its `update` is called with the mean cost.
         limit: Highest mean cost allowed; 0 for a learned cost.
         cost: `__name__` of the function that returns the cost, the second of the trainer's two.
 
@@ -226,7 +226,12 @@ class LagrangeCallback(TrainerCallback):  # type: ignore[misc] # transformers is
     """
 
     def __init__(
-        self, trainer: Any, multiplier: Multiplier, *, limit: float = 0.0, cost: str = "cost"
+        self,
+        trainer: Any,
+        multiplier: LagrangeMultiplier,
+        *,
+        limit: float = 0.0,
+        cost: str = "cost",
     ) -> None:
         if len(trainer.reward_weights) != 2:
             raise ValueError(

@@ -119,7 +119,7 @@ def test_a_constant_multiplier_differs_from_that_of_labels_in_nothing_else(bench
     for value in (0.3, 0.5, 1, 2, 5):
         options = found.pop(f"{block}__pbcrl_constant_{value}__0")
         changed = {k: v for k, v in options.items() if base.get(k) != v and k != "run-name"}
-        constant = {"multiplier-rule": "adam", "multiplier-lr": 0, "multiplier-initial": value}
+        constant = {"multiplier-lr": 0, "multiplier-initial": value}
         assert changed == constant
     assert not found
 

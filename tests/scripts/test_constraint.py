@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl import Acceptance, LearnedLimit, UnsafeRate
+from pbcrl import Acceptance, LagrangeMultiplier, LearnedLimit, UnsafeRate
 from pbcrl.data.dataset import TrajectoryDataset
 from pbcrl.data.label_log import read_labels
 from pbcrl.oracle import DelayedOracle
@@ -120,39 +120,34 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
     assert len(read_labels(folder / "labels.jsonl")) == 220 - batches * (12 // 2 - 1)
 
 
-def test_the_rate_moves_the_multiplier_by_its_excess_in_labelling_rounds(script, make_args):
-    options = {"multiplier_rule": "ascent", "multiplier_lr": 2.0, "max_unsafe_rate": 0.3}
-    options["multiplier_initial"] = 0.01
-    folder = script.train(make_args("run", constraint="rate", **options))
-    expected = 0.01
+def test_the_rate_moves_the_multiplier_in_labelling_rounds(script, make_args):
+    folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
+    multiplier = LagrangeMultiplier()
     for number, row in enumerate(rows(folder)):
         assert (row["unsafe_rate"] is not None) == (number in ROUNDS)
-        if number in ROUNDS:
-            expected = max(0.0, expected + 2 * (row["unsafe_rate"] - 0.3))
-        assert row["multiplier"] == pytest.approx(expected)
+        assert row["multiplier"] == multiplier.update(row["unsafe_rate"], 0.3)
 
 
 @pytest.mark.parametrize(("limit", "rejected"), [(1e3, 0.0), (0.0, 1.0)])
-def test_a_judged_batch_moves_the_multiplier_by_half_a_step_down_to_zero(
+def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
     script, make_args, limit, rejected
 ):
-    """Nothing costs more than 1,000, and everything more than 0 here; then labels are one-sided."""
+    """Nothing costs more than 1,000, and everything more than 0 here; then labels are one-sided.
+    All or none of the batch is twice the limit of a half, or nothing of it: e = 1 or -1."""
     args = make_args(
         "run",
         constraint="accept",
         cost_limit=limit,
-        multiplier_initial=0.1,
-        multiplier_rule="ascent",
-        multiplier_lr=0.12,
         safety_noise=0.0,
         offline_queries=0,
         dataset=None,
     )
-    expected = 0.1
+    log, sign = 0.0, 1 if rejected else -1
     for number, row in enumerate(rows(script.train(args))):
         assert row["rejected"] == (rejected if number in ROUNDS else None)
         if number in ROUNDS:
-            expected = max(0.0, expected + (0.06 if rejected else -0.06))
+            log += sign * 0.1
+        expected = math.exp(log + sign) if number >= ROUNDS[0] else 1.0
         assert row["multiplier"] == pytest.approx(expected)
 
 

@@ -12,16 +12,28 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pbcrl import CostModel, LearnedCost, Trajectory, TreeCost, metrics
+from pbcrl import (
+    Answers,
+    CostModel,
+    FeedbackLoop,
+    LearnedCost,
+    LearnedLimit,
+    PreferenceBuffer,
+    SyntheticOracle,
+    Trajectory,
+    TreeCost,
+    metrics,
+)
 from pbcrl.effects import Effect, Threshold
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 from pbcrl_script_utils import evaluation, verdict
-from pbcrl_script_utils.monitor import LabelWatch
+from pbcrl_script_utils.monitor import LabelMonitor, LabelWatch
 from pbcrl_script_utils.run import Run
 
 from .conftest import SCRIPTS
 from .runs import cut_off, resume, small_ppo_lag
+from .runs import summary as summary_of
 
 TOY = "PointHazards-v0"
 
@@ -205,9 +217,9 @@ def policy(cost: float, half: float, limit: float | None, rate: float | None = 0
             "(stochastic policy, 50 episodes, 50% of them above it)",
         ),
         (
-            policy(3.0, math.nan, 20),
-            "limit met, within the noise: true cost 3 <= 20 "
-            "(stochastic policy, 50 episodes, 50% of them above it)",
+            policy(3.0, math.nan, 20) | {"episodes": 1},  # its interval is no number
+            "too few episodes to tell: true cost 3, limit 20 (stochastic policy, 1 episode); play "
+            "50 with --eval-episodes 50",
         ),
         (
             policy(84.3, 12.0, math.inf, None),
@@ -225,6 +237,159 @@ def test_fifty_episodes_without_a_violation_do_not_exclude_one_in_twenty():
         "limit met: true cost 0 +- 0 <= 0.1 "
         "(stochastic policy, 50 episodes, none above it: at most 5.8% are, at 95 %)"
     ]
+
+
+def rare(costly: int, episodes: int, limit: float, *, size: float = 1.0) -> list[str]:
+    """What is said of a policy of whose episodes few cost anything, and those `size` each."""
+    costs = np.zeros(episodes)
+    costs[:costly] = size
+    found = policy(costs.mean(), verdict.interval(costs), limit, float(np.mean(costs > limit)))
+    more = {"episodes": episodes, "costly_episodes": costly, "costly_episode_cost": size}
+    return verdict.verdict(found | more)
+
+
+def test_fifty_episodes_without_a_catastrophe_cannot_tell_about_a_limit_of_one_in_twenty():
+    """0.942 ** 50 = 0.05 as above, and 0.95 ** 59 = 0.0485: 59 can. In thousandths as well."""
+    assert rare(0, 50, 0.05) == [
+        "too few episodes to tell: true cost 0, limit 0.05 (stochastic policy, 50 episodes, none "
+        "of which cost anything: at 95 % the mean lies in 0 to 0.058); --eval-episodes 59 would "
+        "tell if none of them costs anything"
+    ]
+    assert rare(0, 59, 0.05)[0].startswith("limit met: true cost 0 +- 0 <= 0.05")
+    assert "--eval-episodes 59" in rare(0, 50, 50.0, size=1000.0)[0]
+    assert "limit met" in rare(0, 50, 0.05, size=0.8)[0]  # at most 0.058 * 0.8 = 0.047
+    assert "limit met" in rare(0, 50, 0.05, size=math.nan)[0]  # training had no cost either
+
+
+@pytest.mark.parametrize(
+    ("count", "total", "low", "high"),
+    [(0, 50, 0.0, 0.0582), (1, 50, 0.0005, 0.1065), (2, 50, 0.0049, 0.1371), (4, 4, 0.3976, 1.0)],
+)
+def test_the_interval_of_a_rare_event_is_clopper_and_pearsons(count, total, low, high):
+    """Of published tables; of 4 in 4 the lower end is 0.025 ** (1 / 4)."""
+    assert verdict.rare_interval(count, total) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_few_catastrophes_tell_about_a_limit_outside_of_their_exact_interval():
+    """The normal interval of 2 in 50, 0.04 +- 0.055, would have excluded a limit of 0.12."""
+    assert rare(2, 50, 0.12) == [
+        "too few episodes to tell: true cost 0.04, limit 0.12 (stochastic policy, 50 episodes, 2 "
+        "of which cost anything: at 95 % the mean lies in 0.0049 to 0.14); --eval-episodes 130 may "
+        "tell"
+    ]
+    assert rare(2, 50, 0.2) == [
+        "limit met: true cost 0.04, at 95 % in 0.0049 to 0.14, <= 0.2 "
+        "(stochastic policy, 50 episodes, 4% of them above it)"
+    ]
+    assert rare(2, 50, 0.004)[0].startswith("limit violated: true cost 0.04, at 95 % in 0.0049")
+    assert rare(2, 50, 0.04)[0].endswith("so near to the limit no number of episodes tells")
+    assert rare(5, 50, 0.12)[0].startswith("limit met, within the noise: true cost 0.100 +- 0.084")
+
+
+def test_no_number_of_episodes_shows_that_a_cost_is_never_above_0():
+    assert rare(0, 50, 0.0)[0].startswith("limit met: true cost 0 +- 0 <= 0 (")
+    assert rare(1, 50, 0.0)[0].startswith("limit violated: true cost 0.02")
+
+
+# -- The multiplier ----------------------------------------------------------------------------
+
+
+LONGER = "--total-timesteps 2000000"
+
+
+def said_of(values, *, cap=10.0, is_kept=False):
+    return verdict.multiplier_verdict(values, cap=cap, is_kept=is_kept, longer=LONGER)
+
+
+@pytest.mark.parametrize(
+    ("is_kept", "said"),
+    [
+        (
+            False,
+            "λ was at its cap of 10 in the last fifth of the run, and cost above the limit: train "
+            "longer, --total-timesteps 2000000, or raise --multiplier-cap; if no policy can keep "
+            "the limit, raise the limit",
+        ),
+        (
+            None,
+            "λ was at its cap of 10 in the last fifth of the run: where the limit is not kept, "
+            "train longer, --total-timesteps 2000000, or raise --multiplier-cap; if no policy can "
+            "keep the limit, raise the limit",
+        ),
+        (
+            True,
+            "λ was at its cap of 10 in the last fifth of the run, which was enough: cost was "
+            "within the limit",
+        ),
+    ],
+)
+def test_a_multiplier_at_its_cap_is_an_alarm_if_the_limit_is_not_kept(is_kept, said):
+    at_cap = [*np.linspace(1, 10, 80), *[10.0] * 10, *[9.0] * 10]
+    assert said_of(at_cap, is_kept=is_kept) == said
+    assert said_of([*at_cap[:-1], 9.0, 9.0], is_kept=is_kept) is None  # 9 of 20 are no half
+    assert said_of(at_cap, cap=math.inf) is None
+
+
+def test_a_multiplier_that_climbs_to_the_end_says_so():
+    """1, 2, .. 300: the means of iterations 241 to 260 and of 281 to 300 are 250.5 and 290.5."""
+    climbing = np.arange(1, 301) / 100
+    assert said_of(climbing) == (
+        "λ was still rising in the last fifth of the run, from 2.5 to 2.9, and cost above the "
+        "limit: train longer, --total-timesteps 2000000"
+    )
+    assert said_of(climbing, is_kept=True).endswith(", while cost was within the limit")
+    assert said_of(climbing, is_kept=None).split(": ")[1].startswith("where the limit is not kept")
+    assert said_of(climbing[:14]) is None  # whatever it does in so few iterations
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        2 * np.ones(300),
+        2 + np.sin(np.arange(300) / 10),
+        np.exp(-0.01 * np.arange(300)),
+        3 - np.exp(-0.02 * np.arange(300)),  # has settled: less than a tenth higher
+        [*np.linspace(1, 4, 200), *np.linspace(1, 4, 100)],  # rises to where it has just been
+    ],
+)
+def test_a_multiplier_that_swings_or_rests_or_falls_is_not_worth_a_word(values):
+    assert said_of(np.asarray(values)) is None
+
+
+def test_a_multiplier_that_wanders_about_its_place_is_rarely_called_rising():
+    """By proportional and integral control it swings by a factor, with a memory of some updates."""
+    rng, called = np.random.default_rng(0), 0
+    for _ in range(300):
+        noise, log_value = rng.normal(size=250), np.zeros(250)
+        for t in range(1, 250):
+            log_value[t] = 0.9 * log_value[t - 1] + 0.2 * noise[t]
+        called += said_of(np.exp(log_value)) is not None
+    assert called / 300 < 1 / 30
+
+
+def test_a_finished_run_says_that_its_multiplier_was_at_its_cap_resumed_or_not(
+    scripts, tmp_path, monkeypatch, save_every
+):
+    """Of six iterations; λ is 1 in all of them, which is the cap, and no policy costs less than 0.
+
+    The last verdict is on λ, and the same when the first half was another process.
+    """
+    save_every(1)
+    options = {"cost_limit": 0.001, "multiplier_cap": 1.0, "total_timesteps": 2400}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, whole, **options))
+    found = summary_of(folder)
+    assert found["true_cost_last_fifth"] > 0.001
+    assert found["verdict"][-2:] == [
+        "λ is moved 6 times, once per iteration, and needs 40 or more to find its place; give "
+        "--total-timesteps 16000, or fewer --num-steps",
+        "λ was at its cap of 1 in the last fifth of the run, and cost above the limit: train "
+        "longer, --total-timesteps 4800, or raise --multiplier-cap; if no policy can keep the "
+        "limit, raise the limit",
+    ]
+    args = small_ppo_lag(scripts, cut, **options)
+    cut_off(scripts.ppo_lag, args, after=5, monkeypatch=monkeypatch)
+    assert summary_of(resume(scripts.ppo_lag, cut / "run"))["verdict"] == found["verdict"]
 
 
 def test_the_stochastic_policy_comes_first_since_it_is_the_one_that_was_trained():
@@ -360,6 +525,34 @@ def test_the_warning_says_what_contradicts_what_and_what_to_do():
         "5 labelling rounds more than half of the labels were unsafe, while the mean learned cost "
         "was within its limit; ask more --online-queries"
     )
+
+
+@dataclass(frozen=True)
+class NoRound(Args):
+    """Of a run that buys no labels."""
+
+    def is_round(self, _: int) -> bool:
+        return False
+
+
+def test_a_rare_catastrophe_with_a_large_learned_cost_is_no_runaway(
+    tmp_path, cost_model, toy_episodes
+):
+    """One episode in 20 at 100 has a standard deviation of 22; separable labels lead there.
+
+    What runs away is a variance term without a bound, of which the trainer warns (`max_std=None`).
+    Of ten good runs of 20,000 queries in docs/results/trees.csv, eight were once warned of.
+    """
+    args = NoRound(str(tmp_path))
+    loop = FeedbackLoop(SyntheticOracle(5.0), PreferenceBuffer(()), rng=np.random.default_rng(0))
+    learned = np.array([100.0, *np.zeros(19)])
+    with Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
+        monitor = LabelMonitor(
+            run, args, None, cost_model, loop, LearnedLimit(), horizon=100, limit=5.0
+        )
+        logged = monitor.update(1, Answers(), toy_episodes[:20], learned, 5.0, np.ones((20, 2)))
+        assert run.state_dict()["warnings"] == []
+    assert logged["learned_cost_std"] == pytest.approx(100 * math.sqrt(0.05 * 0.95))
 
 
 def test_a_resumed_run_warns_where_the_uninterrupted_one_does():

@@ -76,7 +76,7 @@ def test_the_help_for_a_task_shows_its_recipe_and_that_is_what_is_run(scripts, c
     of_file = {field.name: field.default for field in fields}
     changed = {name for name in of_file if getattr(args, name) != of_file[name]}
     assert {line.split()[0] for line in lines} == changed
-    assert len(lines) == len(changed) > 10
+    assert len(lines) == len(changed)
     assert "num_envs 100 instead of 20" in lines
     assert "total_timesteps 6,000,000 instead of 1,000,000" in lines
     assert "constraint accept instead of learned" in lines
@@ -106,23 +106,22 @@ def test_what_is_given_counts_more_than_a_recipe_and_is_not_listed(scripts):
     for name in SCRIPTS:
         script = getattr(scripts, name)
         plain = parse(script.Args, ["--env-id", LANE])
-        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--target_kl=0.25"])
-        assert given == dataclasses.replace(plain, num_envs=7, target_kl=0.25)
+        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--eval_episodes=25"])
+        assert given == dataclasses.replace(plain, num_envs=7, eval_episodes=25)
         before, after = map(recipe_lines, (plain, given))
         gone = [line for line in before if line not in after]
-        assert [line.split()[0] for line in gone] == ["num_envs", "target_kl"]
+        assert [line.split()[0] for line in gone] == ["num_envs", "eval_episodes"]
         assert set(after) < set(before)
 
 
 def test_a_run_prints_its_recipe_at_the_start(scripts, tmp_path, capsys):
-    args = small_ppo_lag(scripts, tmp_path, gamma=0.95, total_timesteps=400)
+    args = small_ppo_lag(scripts, tmp_path, eval_episodes=100, total_timesteps=400)
     scripts.ppo_lag.train(args)
     first, heading, *lines = capsys.readouterr().out.splitlines()
     assert first == f"== PPO-Lag on {TOY}; files in {tmp_path / 'run'}"
     assert heading.strip() == "its recipe (pbcrl_script_utils/recipes.py):"
     listed = [line.strip() for line in lines if " instead of " in line]
-    assert "num_steps 100 instead of 0" in listed
-    assert "gamma 0.95 instead of 0.99" in listed
+    assert listed == ["eval_episodes 100 instead of 50"]
     other = small_ppo_lag(
         scripts, tmp_path, env_id="TestToy-v0", cost_limit=5, run_name="b", total_timesteps=400
     )
@@ -136,7 +135,7 @@ def test_a_run_prints_its_recipe_at_the_start(scripts, tmp_path, capsys):
 def test_every_recipe_is_made_of_arguments_that_the_script_takes(scripts, name, env_id, by_people):
     recipe = recipe_of(env_id, script=name, by_people=by_people)
     args_type = getattr(scripts, name).Args
-    assert recipe
+    assert 1 <= len(recipe) <= 6
     assert recipe.keys() <= {field.name for field in dataclasses.fields(args_type)}
     args = args_type(env_id=env_id, **recipe)
     check_args(args)
@@ -151,7 +150,7 @@ def test_a_copy_of_a_script_has_its_recipes(tmp_path):
         ("seed: utils.NonNegativeInt = 0", "seed: utils.NonNegativeInt = 7"),
     )
     for words, queries in (
-        (["--env-id", GOAL], (14_000, 6_000)),
+        (["--env-id", GOAL], (18_000, 2_000)),
         (["--env-id", "mine:Road-v0", "--label-folder", "q"], (100, 50)),
         (["--env-id", "mine:Road-v0"], (18_000, 2_000)),
     ):
@@ -175,9 +174,6 @@ def test_only_whole_numbers_are_read_as_such(scripts, capsys):
     assert "a whole number is needed, got 1.5" in capsys.readouterr().err
 
 
-ADAM = {"multiplier_rule": "adam", "multiplier_initial": 0.01, "multiplier_lr": 0.01}
-
-
 def test_lengths_that_are_left_open_give_some_250_iterations(scripts):
     def lengths(**options):
         args = with_lengths(scripts.ppo_lag.Args(env_id="Mine-v0", **options))
@@ -196,9 +192,6 @@ def test_lengths_that_are_left_open_give_some_250_iterations(scripts):
         ({"total_timesteps": 500_000}, None),
         ({"total_timesteps": 50_000}, "λ is moved 25 times, once per iteration, and needs 40"),
         ({"total_timesteps": 50_000, "multiplier_lr": 0.0}, None),  # a constant λ
-        ({"num_steps": 1_000, **ADAM}, "by at most 0.01 per iteration, of which there are 50, so"),
-        ({"num_steps": 1_000, **ADAM, "multiplier_lr": 0.02}, None),  # 1.01
-        ({"num_steps": 1_000, **ADAM, "multiplier_rule": "pid"}, None),  # steps by the excess
     ],
 )
 def test_a_multiplier_that_cannot_find_its_place_is_warned_of(scripts, options, shown):
@@ -224,9 +217,7 @@ def test_people_change_what_is_asked_and_not_how_the_policy_learns():
 
 
 def test_no_other_env_has_a_recipe():
-    known = {
-        env_id for table in (recipes._OF_ALL, *recipes._OF_SCRIPT.values()) for env_id in table
-    }
+    known = {env_id for table in (recipes._OF_ALL, recipes._OF_PBCRL) for env_id in table}
     assert known == set(TASKS)
     others = {task.env_id for task in pbcrl_envs.TASKS.values()} - known
     for name in (*SCRIPTS, "mine"):

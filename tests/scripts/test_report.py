@@ -462,7 +462,6 @@ def write_run_by_hand(root, name, **args):
                 {
                     "script": "ppo_lag_pbcrl",
                     "constraint": constraint,
-                    "multiplier_rule": "adam",
                     "multiplier_lr": 0.0,
                     "multiplier_initial": value,
                 },

@@ -1,0 +1,206 @@
+"""What a task is warned of, or refused for, before the first iteration, or in it."""
+
+import dataclasses
+import math
+import re
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from pbcrl.errors import NonFiniteError
+from pbcrl_envs.toy import PointHazardsEnv
+from pbcrl_script_utils.args import slow_multiplier
+from pbcrl_script_utils.door import constant_reward, endless_episodes, unmeasurable_limit
+from pbcrl_script_utils.envs import make_envs
+from pbcrl_script_utils.rollout import Rollout
+
+from .runs import small_pbcrl, small_ppo_lag, small_rlsf, summary
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+
+
+class Faulty(gym.Wrapper):
+    """The toy, of which one number is wrong in step 50 of the second episode of each env."""
+
+    episode = -1
+
+    def __init__(self, env, what, number):
+        super().__init__(env)
+        self.what, self.number = what, number
+
+    def reset(self, **kwargs):
+        self.steps, self.episode = 0, self.episode + 1
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        if (self.episode, self.steps) == (1, 50):
+            if self.what == "obs":
+                obs = np.array([obs[0], self.number, *obs[2:]], np.float32)
+            elif self.what == "reward":
+                reward = self.number
+            else:
+                info["cost"] = self.number
+        return obs, reward, terminated, truncated, info
+
+
+class Constant(gym.Wrapper):
+    """The toy with a reward that is the same in every step."""
+
+    def __init__(self, env, reward):
+        super().__init__(env)
+        self.reward = reward
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = self.env.step(action)
+        return obs, self.reward, terminated, truncated, info
+
+
+FAULTS = [(what, number) for what in ("obs", "reward", "cost") for number in (math.nan, math.inf)]
+ENVS = {
+    f"Faulty-{what}-{number}-v0": lambda what=what, number=number, **kw: Faulty(
+        PointHazardsEnv(**kw), what, number
+    )
+    for what, number in FAULTS
+}
+ENVS |= {f"Constant{r}-v0": lambda r=r, **kw: Constant(PointHazardsEnv(**kw), r) for r in (0, 1)}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _envs():
+    for env_id, make in ENVS.items():
+        gym.register(env_id, entry_point=make, max_episode_steps=100)
+    yield
+    for env_id in ENVS:
+        del gym.registry[env_id]
+
+
+def small_run(scripts, tmp_path, name, **changes):
+    options = {"cost_limit": 5.0, **changes}
+    if name == "ppo_lag_pbcrl":
+        return small_pbcrl(scripts, tmp_path, None, offline_queries=0, **options)
+    return {"ppo_lag": small_ppo_lag, "ppo_lag_rlsf": small_rlsf}[name](
+        scripts, tmp_path, **options
+    )
+
+
+# -- Numbers that are not finite -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl"])
+@pytest.mark.parametrize(("what", "number"), FAULTS)
+def test_a_number_that_is_not_finite_is_an_error_that_names_it_and_its_step(
+    scripts, tmp_path, name, what, number
+):
+    """Rollouts of 40 steps: it is found when it comes, and not when its episode ends."""
+    env_id, fix = f"Faulty-{what}-{number}-v0", "info['cost']" if what == "cost" else "env"
+    args = small_run(scripts, tmp_path, name, env_id=env_id, num_steps=40, minibatch_size=80)
+    said = rf"{what} must be finite, got {number} at step 50 of an episode in env \d; fix the .*"
+    with pytest.raises(NonFiniteError, match=said + re.escape(fix)):
+        getattr(scripts, name).train(args)
+
+
+# -- Rewards ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+def test_a_reward_that_never_differs_is_warned_of_once(scripts, tmp_path, name):
+    """400 steps per iteration, three iterations."""
+    args = small_run(scripts, tmp_path, name, env_id="Constant0-v0")
+    found = summary(getattr(scripts, name).train(args))["warnings"]
+    assert [text for text in found if "rewards" in text] == [
+        "a policy learns from rewards that differ, but all 400 of the first iteration are 0; check "
+        "the env's reward, or let it say, too, how near the goal is"
+    ]
+
+
+def test_a_reward_per_step_until_an_episode_ends_by_itself_is_something_to_learn():
+    rollout = Rollout(10, make_envs("Constant1-v0", 2))
+    rollout.rewards[:] = -1.0
+    assert "all 20 of the first iteration are -1" in constant_reward(rollout, 1)
+    assert constant_reward(rollout, 2) is None
+    rollout.terminated[4, 0] = True
+    assert constant_reward(rollout, 1) is None
+    rollout.rewards[:] = 0.0
+    assert "are 0" in constant_reward(rollout, 1)
+    rollout.rewards[3, 1] = 1.0
+    assert constant_reward(rollout, 1) is None
+
+
+# -- Horizons --------------------------------------------------------------------------------------
+
+
+def args_of(scripts, **changes):
+    options = {"num_envs": 4, "num_steps": 50, "minibatch_size": 100, "total_timesteps": 400}
+    return scripts.ppo_lag.Args(env_id="TestToy-v0", cost_limit=5.0, **options | changes)
+
+
+def test_a_run_in_which_no_episode_can_be_over_is_warned_of(scripts):
+    """400 steps are 100 for each of four envs."""
+    args = args_of(scripts)
+    assert endless_episodes(args, 101) == (
+        "an episode lasts up to 101 steps, but each of the 4 envs plays 100 in this run: λ may "
+        "never move, and nothing may be labelled; give --total-timesteps 404 or, better, a hundred "
+        "times as many, or fewer --num-envs"
+    )
+    for horizon in (1, 20, 50, 100):  # shorter than the rollout, too
+        assert endless_episodes(args, horizon) is None
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl"])
+@pytest.mark.parametrize("env_id", ["TestToy-v0", "PointHazards-v0"])
+def test_no_episode_is_over_in_a_run_that_is_warned_of_and_one_is_in_the_next_longer(
+    scripts, tmp_path, name, env_id
+):
+    """In plain envs as in batched ones, whose first episodes are cut, but for one."""
+    options = {"env_id": env_id, "num_steps": 25, "minibatch_size": 100}
+    for steps in (300, 400):
+        args = small_run(
+            scripts, tmp_path, name, total_timesteps=steps, run_name=f"{steps}", **options
+        )
+        found = summary(getattr(scripts, name).train(args))
+        is_short = steps == 300
+        assert any("λ may never move" in text for text in found["warnings"]) == is_short
+        assert (found["return_last_fifth"] is None) == is_short
+
+
+def test_where_an_iteration_is_a_part_of_an_episode_there_are_as_many_moves_as_episodes(scripts):
+    """100 iterations of 100 steps are 10 episodes of 1,000; there must be 400 iterations."""
+    args = args_of(scripts, num_envs=1, num_steps=100, total_timesteps=10_000)
+    assert slow_multiplier(args, 100) is None
+    assert slow_multiplier(args, 1_000) == (
+        "λ is moved 10 times, once per episode, and needs 40 or more to find its place; give "
+        "--total-timesteps 40000, or fewer --num-steps"
+    )
+
+
+# -- Limits ----------------------------------------------------------------------------------------
+
+
+def test_a_limit_that_an_iteration_cannot_measure_is_named(scripts):
+    """Two episodes per iteration: one that costs 1 is a mean of 0.5, ten times a limit of 0.05.
+
+    λ counts at most six times the limit, for which 1 / (6 * 0.05) = 3.3 episodes are needed.
+    """
+    args = args_of(scripts)
+    assert unmeasurable_limit(args, 100, 0.05) == (
+        "by a limit of 0.05, one in 20 episodes may cost 1, but an iteration has about 2 of them: "
+        "λ, which follows the mean of some 5 iterations, hardly sees such costs; give --num-steps "
+        "84 or more, or more --num-envs, and as many more --total-timesteps"
+    )
+    assert unmeasurable_limit(dataclasses.replace(args, num_steps=84), 100, 0.05) is None
+    for limit in (0.1, 1.0, 25.0, math.inf, math.nan):
+        assert unmeasurable_limit(args, 100, limit) is None
+    learned = scripts.ppo_lag_pbcrl.Args(env_id="TestToy-v0", num_envs=4, num_steps=50)
+    assert unmeasurable_limit(learned, 100, 0.05) is None  # its cost has another scale
+
+
+def test_a_limit_of_0_is_possible_and_explained(scripts, tmp_path, capsys):
+    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=0.0))
+    assert (
+        "note: by a limit of 0 no episode may cost anything: every cost raises λ, and nothing but "
+        "its absence lowers it; where a little cost is acceptable, give it as --cost-limit"
+    ) in capsys.readouterr().out
+    assert summary(folder)["multiplier"] > 1
