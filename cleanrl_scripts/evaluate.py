@@ -71,7 +71,7 @@ class Args:
     """play as many episodes in the real Safety-Gymnasium too, and compare"""
     upstream_python: str = ".venv-parity/bin/python"
     """interpreter of an environment with the real Safety-Gymnasium"""
-    threads: Count = 2
+    threads: Count = 1
     """threads of nets and batched physics"""
 
 

@@ -423,7 +423,8 @@ class _Safety:
     def gradient(self, costs: Tensor) -> Tensor:
         """By each cost, (U,)."""
         above, below = self._sides(costs)
-        return self._safe * above - self._unsafe * below
+        gradient: Tensor = self._safe * above - self._unsafe * below
+        return gradient
 
     def centre(self, costs: Tensor) -> None:
         """Put the shift where the loss is lowest, by Newton's method from where it is."""

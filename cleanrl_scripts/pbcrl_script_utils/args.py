@@ -66,7 +66,7 @@ class RunArgs:
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     track: bool = False
     """log to Weights & Biases as well, if wandb is installed; WANDB_PROJECT names the project"""
-    threads: Count = 2
+    threads: Count = 1
     """threads of nets, trees and batched physics; with other counts nets round differently"""
     bf16: bool = False
     """compute the hidden layers in bfloat16 while learning: faster where the hardware has it"""

@@ -32,7 +32,7 @@ except ImportError as error:
     ) from error
 
 
-_FORGET = 1e-4  # share of the newest step in the scale: some 10,000 steps of each env count
+_FORGET = 5e-4  # share of the newest step in the scale: some 2,000 of them count
 
 
 @final
