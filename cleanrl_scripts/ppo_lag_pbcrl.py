@@ -1,6 +1,6 @@
 """PbCRL: learn a cost and its limit from preferences, train PPO-Lagrangian under them (Alg. 1).
 
-Four phases: collect episodes with `ppo_lag.py` (unless `--dataset` names some), have an oracle
+Four phases: collect episodes by the reward alone (unless `--dataset` names some), have an oracle
 label pairs of them, pretrain the cost model, then train the policy while fine-tuning the cost model
 on labels of its own fresh episodes. `--dead-zone 0 --snr-weight 0 --dead-zone-lr 0` is PPO-BT.
 `diff ppo_lag.py ppo_lag_pbcrl.py` shows the method: the sections Args, Method, 2, 3 and 6, how 4
@@ -87,7 +87,7 @@ class Args(utils.RunArgs):
     """episodes in the batch of --constraint accept; two count as one online query"""
     dataset: str | None = None
     """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
-    DSRL file; default: collect some with ppo_lag.py and cache them"""
+    DSRL file; default: collect some by the reward alone and cache them"""
     collect_timesteps: utils.Count | None = None
     """env steps of that collection; default: total_timesteps"""
     offline_queries: utils.NonNegativeInt = 18_000
@@ -390,6 +390,12 @@ def pretrain(
         run.say(f"   {train.num_compared} + {valid.num_compared} different episodes or segments")
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
         trainer.model.fit_input_scale(train.trajectories)
+        if args.online_queries and not train.is_trainable:
+            run.warn(
+                "labels of the offline episodes are all safe, or all unsafe: no limit can be learned "
+                "from them, so that the cost is 0 until labels of the policy's own are of both kinds"
+            )
+            return
         history = trainer.pretrain(train, valid, on_evaluation=run.pretrained)
         if min(history, key=lambda e: e.selection_loss) is history[0]:
             run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
@@ -438,7 +444,7 @@ def train(args: Args) -> Path:
         oracle = utils.make_oracle(args, run, limit=limit, horizon=horizon, replays=replays)
         trainer = make_trainer(args, envs, horizon, rng)
         cost_model = trainer.model
-        test, *offline = utils.offline_episodes(args, run, envs, limit=limit, replays=replays)
+        test, *offline = utils.offline_episodes(args, run, envs, replays=replays)
         valid_buffer, buffer = map(pbcrl.PreferenceBuffer, offline)
         feedback = pbcrl.FeedbackLoop(
             oracle, buffer, rng=rng, folder=run.folder, segment_length=args.segment_length

@@ -275,6 +275,11 @@ class PreferenceBuffer:
                 "pairs first (`draw_pairs`, `queries`, `add_labels`)"
             )
 
+    @property
+    def is_trainable(self) -> bool:
+        """Whether there are labels on both sides of the limit."""
+        return {0.0, 1.0} <= set(self._labels[:, 1:].flat)
+
     def check_trainable(self) -> None:
         """Refuse a set of labels from which no limit can be learned; warn once of contradictions.
 

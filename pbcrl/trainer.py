@@ -170,10 +170,6 @@ class Trainer(ABC):
                 f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
             )
 
-    def _is_trainable(self, buffer: PreferenceBuffer) -> bool:
-        """Whether labels are on both sides of the limit."""
-        return {0.0, 1.0} <= set(buffer.labels[:, 1:].flat)
-
     def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
         first, second = cost[batch.pairs].unbind(dim=1)
         return pbci_loss(
@@ -424,7 +420,7 @@ class CostModelTrainer(Trainer):
         if self.steps and math.isfinite(labelled):
             self.dead_zone.update(predicted, labelled)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
-        if self._is_trainable(buffer):
+        if buffer.is_trainable:
             measured["finetune_loss"] = self.finetune(
                 buffer, num_new=self.num_untuned, epochs=epochs, lr=lr, balanced=balanced
             )

@@ -188,7 +188,7 @@ class TreeTrainer(Trainer):
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
         online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
         is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
-        if self._is_trainable(buffer) and is_due:
+        if buffer.is_trainable and is_due:
             if self.num_untuned > len(new):
                 unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
                 predicted, labelled = self.violation_rates(buffer, unseen)

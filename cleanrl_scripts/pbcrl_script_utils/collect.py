@@ -85,7 +85,6 @@ def offline_episodes(
     run: Run,
     envs: VectorEnv[Any, Any, Any],
     *,
-    limit: float,
     replays: Replays | None = None,
 ) -> Split:
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
@@ -96,7 +95,6 @@ def offline_episodes(
         args: Of `ppo_lag_pbcrl.py`.
         run: Whose folder holds what is collected until it is finished.
         envs: Of `make_envs`, which the episodes must fit.
-        limit: d of the policy that collects.
         replays: Where it is looked up how they can be played again, if that is wanted.
 
     Raises:
@@ -104,10 +102,8 @@ def offline_episodes(
     """
     path = args.dataset
     if path is None and args.offline_queries:
-        # People judge what no cost is known of: then the policy that collects is a reckless one.
-        how = "PPO-Lag on the true cost" if args.label_folder is None else "PPO on the reward"
-        with run.phase(f"phase 1 of 4: collect episodes with {how}", stage="collect"):
-            path = collect(args, run, limit=limit)
+        with run.phase("phase 1 of 4: collect episodes by the reward alone", stage="collect"):
+            path = collect(args, run)
     if path is None:
         return [], [], []
     if replays is not None and not replays.include(path):
@@ -130,17 +126,16 @@ def offline_episodes(
     return test, cut_segments(valid, length), cut_segments(train, length)
 
 
-def collect(args: Any, run: Run, *, limit: float) -> Path:
+def collect(args: Any, run: Run) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` as a child to make it.
 
-    On the true cost, or, where people label, on the reward alone.
+    Nobody has told a cost yet, so its policy is a reckless one; while it learns, it is many others.
 
     Raises:
         PbcrlError: If the child fails.
     """
-    # Not the multiplier's settings: the caller's are for a learned cost.
     options = {name: getattr(args, name) for name in _SHARED.split()}
-    options["cost_limit"] = limit if args.label_folder is None else np.inf
+    options["cost_limit"] = np.inf
     options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
