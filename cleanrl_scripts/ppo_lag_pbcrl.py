@@ -393,7 +393,7 @@ def pretrain(
         if args.online_queries and not train.is_trainable:
             run.warn(
                 "labels of the offline episodes are all safe, or all unsafe: no limit can be "
-                "learned from them; the cost is 0 until labels of the policy's own are of both kinds"
+                "learned from them; the cost is 0 until the policy's own are of both kinds"
             )
             return
         history = trainer.pretrain(train, valid, on_evaluation=run.pretrained)
