@@ -13,7 +13,7 @@
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
 # `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
 # `make tokens` compares learned costs of language models with true ones, on two small tasks.
-# `make sb3` trains PPO of Stable-Baselines3 on the toy, without and with a learned cost.
+# `make sb3` trains PPO of Stable-Baselines3 by the recipe of docs/adapters.md, told the cost and not.
 # `make demo` learns a cost on the toy and draws it; `make docs` builds the documentation.
 # `make benchmark PRESET=` reruns a table of the paper, `make smoke` all methods in a few minutes.
 PYTHON ?= python3
