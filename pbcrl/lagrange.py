@@ -13,8 +13,12 @@ from collections.abc import Mapping
 
 from pbcrl.errors import NonFiniteError, require_in
 
+KEPT = 0.8
+"""Weight of the old average of the relative excess in each new one."""
+MOST_EXCESS = 5.0
+"""Relative excess that is averaged at most: a reckless start is not remembered for long."""
+
 _LOWEST = 0.01  # λ
-_MOST = 5.0  # relative excess that is averaged: a reckless start is not remembered for long
 _SIGNED = ("log_integral", "excess")
 
 
@@ -104,13 +108,13 @@ class LagrangeMultiplier:
         return self.value
 
     def _step(self, episode_cost: float, limit: float) -> float:
-        state, keep = self._state, 0.8 if self._state["updates"] else 0.0
+        state, keep = self._state, KEPT if self._state["updates"] else 0.0
         excess, size = episode_cost - limit, abs(limit)
         state["updates"] += 1
         state["scale"] = keep * state["scale"] + (1 - keep) * abs(excess)
         if size == 0:
             size = state["scale"]
-        relative = min(max(excess / size, -1.0), _MOST) if size > 0 else 0.0
+        relative = min(max(excess / size, -1.0), MOST_EXCESS) if size > 0 else 0.0
         state["excess"] = keep * state["excess"] + (1 - keep) * relative
         e = min(max(state["excess"], -1.0), 1.0)
         answer, integral = 10 * self._lr * e, state["log_integral"]

@@ -12,10 +12,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from pbcrl.lagrange import KEPT, MOST_EXCESS
 from pbcrl_script_utils.rollout import Rollout
 
-# Of pbcrl/lagrange.py: how many iterations λ averages over, and how many limits one counts at most.
-_ITERATIONS_AVERAGED, _MOST_TIMES_THE_LIMIT = 5, 6
+_ITERATIONS_AVERAGED = round(1 / (1 - KEPT))
+_MOST_TIMES_THE_LIMIT = round(1 + MOST_EXCESS)
 
 
 def horizon_by_id(args: Any) -> int | None:
