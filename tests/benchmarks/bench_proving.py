@@ -38,7 +38,7 @@ METHODS: dict[str, list[str]] = {
             *("ppo_lag.py", "--multiplier-lr", "0", "--multiplier-initial", price),
             *("--multiplier-cap", "10"),
         ]
-        for price in ("0.01", "0.03", "0.1", "0.3", "1", "3", "10")
+        for price in ("0.03", "0.1", "0.3", "1", "3", "10")
     },
 }
 MEASURES = (
@@ -59,7 +59,7 @@ class Args:
     """of the proving ground, by name"""
     methods: tuple[str, ...] = ("ppo", "ppo_lag")
     """ppo (no limit), ppo_lag (told the true cost), pbcrl (20,000 queries), pbcrl_500, and
-    constant_0.01 to constant_10, PPO-Lag with a λ that stays"""
+    constant_0.03 to constant_10, PPO-Lag with a λ that stays"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     total_timesteps: int = 500_000
     eval_episodes: int = 400
