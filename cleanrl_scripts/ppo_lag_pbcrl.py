@@ -392,8 +392,8 @@ def pretrain(
         trainer.model.fit_input_scale(train.trajectories)
         if args.online_queries and not train.is_trainable:
             run.warn(
-                "no offline episode is labelled unsafe, so no cost can be learned from them: it "
-                "is 0 until some of the policy's own are"
+                "labels of the offline episodes are all safe, or all unsafe: no limit can be "
+                "learned from them; the cost is 0 until the policy's own are of both kinds"
             )
             return
         history = trainer.pretrain(train, valid, on_evaluation=run.pretrained)

@@ -277,28 +277,23 @@ class PreferenceBuffer:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether a cost can be learned: some are unsafe, and not all alike.
-
-        If none is safe, preferences tell which are less unsafe, and the limit lies below all.
-        """
-        preference, safe = self._labels[:, 0], self._labels[:, 1:]
-        differ = (safe == 1).any() or (np.abs(preference - 0.5) > 0).any()  # not if NaN
-        return bool((safe == 0).any() and differ)
+        """Whether there are labels on both sides of the limit."""
+        return {0.0, 1.0} <= set(self._labels[:, 1:].flat)
 
     def check_trainable(self) -> None:
-        """Refuse a set of labels from which no cost can be learned; warn once of contradictions.
+        """Refuse a set of labels from which no limit can be learned; warn once of contradictions.
 
         Raises:
-            LabelError: If there is no label, or `is_trainable` is false.
+            LabelError: If there is no label, or safe or unsafe ones are missing altogether.
         """
         self.check_labelled()
         safe = self._labels[:, 1:]
         num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
-        if not self.is_trainable:
+        if num_safe == 0 or num_unsafe == 0:
             raise LabelError(
-                "a cost is learned from unsafe trajectories and safer ones, by label or "
-                f"preference: got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the "
-                "other kind, or check the cost limit of the oracle"
+                "a limit lies between safe and unsafe trajectories, so both labels must occur: "
+                f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, "
+                "or check the cost limit of the oracle"
             )
         if not self._has_warned and (num := self.num_contradictions):
             self._has_warned = True

@@ -114,7 +114,7 @@ class Trainer(ABC):
             All evaluations, the first of them before any training.
 
         Raises:
-            LabelError: If either buffer has no labels, or `train` is not trainable.
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
             ValueError: If the buffers share a trajectory.
         """
 
@@ -341,7 +341,7 @@ class CostModelTrainer(Trainer):
             All evaluations, the first of them before any training.
 
         Raises:
-            LabelError: If either buffer has no labels, or `train` is not trainable.
+            LabelError: If either buffer has no labels, or `train` has safe or unsafe ones only.
             ValueError: If `patience` is below 1, or the buffers share a trajectory.
         """
         require_in("[1, inf)", patience=patience)
@@ -452,7 +452,7 @@ class CostModelTrainer(Trainer):
             Mean total loss of the gradient steps, in nats; NaN if there are none.
 
         Raises:
-            LabelError: If the buffer has no labels, or is not trainable.
+            LabelError: If the buffer has no labels, or safe or unsafe ones only.
             ValueError: If `num_new` is not within the buffer, or `lr` is out of range.
         """
         lr = self._lr if lr is None else lr

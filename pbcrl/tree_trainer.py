@@ -65,9 +65,7 @@ class TreeTrainer(Trainer):
 
     With a horizon the model has a limit b of its own, and C - b stands in the losses. b is where
     the safety loss is lowest, found anew whenever C has changed (so the line search is one of the
-    profile, min_b L). An episode that costs nothing counts as one more that is labelled safe, so
-    that the limit is above 0 also where none is. Each tree is moved so that a twentieth of all
-    steps cost less than 0.
+    profile, min_b L). Each tree is moved so that a twentieth of all steps cost less than 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks.
@@ -143,7 +141,7 @@ class TreeTrainer(Trainer):
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
-            LabelError: If either buffer has no labels, `train` is not trainable, or no
+            LabelError: If either buffer has no labels, `train` has safe or unsafe ones only, or no
                 input ever changes.
             ValueError: If the buffers share a trajectory.
         """
@@ -167,7 +165,7 @@ class TreeTrainer(Trainer):
             marks: More to learn from.
 
         Raises:
-            LabelError: If the buffer has no labels, or is not trainable, or no input ever
+            LabelError: If the buffer has no labels, or safe or unsafe ones only, or no input ever
                 changes.
         """
         buffer.check_trainable()
@@ -408,24 +406,15 @@ class _Safety:
         safe: ε of each, NaN where not given, (K,).
         size: Of what they are about, U.
         dead_zone: δ.
-        free_is_safe: Whether one label more says that a cost of 0 is safe. So the limit lies above
-            it where no other label is safe.
     """
 
     def __init__(
-        self,
-        about: NDArray[Any],
-        safe: NDArray[Any],
-        *,
-        size: int,
-        dead_zone: float = 0.0,
-        free_is_safe: bool = False,
+        self, about: NDArray[Any], safe: NDArray[Any], *, size: int, dead_zone: float = 0.0
     ) -> None:
         given = ~np.isnan(safe)
         about, label = about[given], safe[given].astype(np.float64)
         each = np.stack([np.bincount(about, x, size) for x in (label, 1 - label)])
         self._safe, self._unsafe = torch.from_numpy(each / max(1, len(label)))
-        self._free = free_is_safe / max(1, len(label))
         self._dead_zone = dead_zone
         self.is_given = bool(len(label))
         self.shift = 0.0
@@ -441,11 +430,9 @@ class _Safety:
         """Put the shift where the loss is lowest, by Newton's method from where it is."""
         for _ in range(20 if self.is_given else 0):
             above, below = self._sides(costs)
-            slope = float((self._safe * above - self._unsafe * below).sum())
+            slope = (self._safe * above - self._unsafe * below).sum()
             curve = self._safe * above * (1 - above) + self._unsafe * below * (1 - below)
-            free = 1 / (1 + math.exp(min(self.shift, 50.0)))  # how wrong to call 0 safe
-            slope += self._free * free
-            move = slope / (float(curve.sum()) + self._free * free * (1 - free) + 1e-4)
+            move = float(slope / (curve.sum() + 1e-4))
             self.shift += min(max(move, -1.0), 1.0)
             if abs(move) < 1e-4:
                 break
@@ -483,7 +470,6 @@ class _Loss:
                 batch.safe.numpy().ravel(),
                 size=self._num_pair_costs,
                 dead_zone=trainer.dead_zone.value,
-                free_is_safe=trainer.model.horizon is not None,
             ),
             _Safety(np.arange(len(clips)), self._clip_safe, size=len(clips)),
             _Safety(np.arange(len(self._unmarked)), self._unmarked, size=len(self._unmarked)),

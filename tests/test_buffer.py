@@ -225,10 +225,6 @@ def test_one_safe_and_one_unsafe_label_are_enough():
     labelled(Label(1, 1, NAN), Label(1, NAN, 0)).check_trainable()
 
 
-def test_unsafe_ones_and_a_preference_are_enough_to_learn_from():
-    labelled(Label(1, 0, 0), Label(0.5, NAN, 0)).check_trainable()
-
-
 def test_a_buffer_without_labels_is_refused():
     with pytest.raises(LabelError, match="needs labels, but the buffer's 0 pairs have none; label"):
         buffer_of(2).check_trainable()
@@ -240,7 +236,7 @@ def test_a_buffer_without_labels_is_refused():
     ("labels", "found"),
     [
         ([Label(1, 1, 1)] * 2, "got 4 safe and 0 unsafe"),
-        ([Label(0.5, 0, 0), Label(NAN, NAN, 0)], "got 0 safe and 3 unsafe"),
+        ([Label(1, 0, 0), Label(1, NAN, 0)], "got 0 safe and 3 unsafe"),
         ([Label(1, NAN, NAN)], "got 0 safe and 0 unsafe"),
     ],
 )

@@ -644,19 +644,6 @@ def test_pretraining_without_labels_is_refused(which):
             fresh_trainer().pretrain(**{**buffers, which: empty})
 
 
-def test_where_all_are_unsafe_preferences_teach_the_cost_and_the_limit_lies_below_all_but_nothing():
-    buffer = labelled(60, seed=1)
-    labels = [Label(preference, 0, 0) for preference in buffer.labels[:, 0]]
-    pairs, buffer = buffer.labelled_pairs, PreferenceBuffer(buffer.trajectories)
-    buffer.add_labels(pairs, labels)
-    trainer = fresh_trainer(horizon=20, rounds=40)
-    trainer.fit(buffer)
-    excess = trainer.model.score(buffer.trajectories) - trainer.model.learned_limit
-    assert trainer.evaluate(buffer).pair_accuracy > 0.8
-    assert trainer.model.learned_limit > 0  # an episode that costs nothing is safe
-    assert (excess > 0).mean() > 0.9
-
-
 def test_training_on_one_sided_labels_is_refused():
     all_safe = labelled(20, seed=1, oracle=SyntheticOracle(1000))
     for train in (fresh_trainer().fit, lambda b: fresh_trainer().pretrain(b, labelled(9, seed=2))):

@@ -32,7 +32,11 @@ _DRIVING: Recipe = {
     # A higher price of the many bad steps of a beginner, and he learns to stand still.
     "multiplier_cap": 1.0,
 }
-_TOY: Recipe = {"num_envs": 50, "eval_episodes": 100}
+_TOY: Recipe = {
+    "gamma": 0.95,
+    "hidden_sizes": (128, 128),  # which find ways round the hazards
+    "eval_episodes": 100,
+}
 
 # What moves λ: answers about fresh episodes.
 
