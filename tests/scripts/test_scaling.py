@@ -38,7 +38,7 @@ def learned(scripts, tmp_path):
             entry_point=lambda **kw: InUnits(PointHazardsEnv(**kw), **units),
             max_episode_steps=100,
         )
-        options = {"env_id": env_id, "cost_limit": limit, "run_name": name}
+        options = {"env_id": env_id, "cost_limit": limit, "run_name": name, "multiplier_cap": 9.0}
         try:
             return scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **options))
         finally:
