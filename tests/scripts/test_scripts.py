@@ -485,7 +485,7 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
         )
     assert done.returncode == 0, done.stderr[-2000:]
     found = summary(tmp_path / "run")
-    assert "collect episodes with PPO on the reward" in done.stdout
+    assert "collect episodes by the reward alone" in done.stdout
     assert (found["true_cost"], found["cost_limit"], found["balanced_accuracy"]) == (None,) * 3
     rates = [row["unsafe_rate"] for row in rows(tmp_path / "run") if row["unsafe_rate"] is not None]
     assert found["labelled_unsafe_rate"] == pytest.approx(np.mean(rates[-5:]))
