@@ -68,6 +68,11 @@ class Table:
         return VARIANTS[variant].title
 
 
+def held(value: float) -> dict[str, object]:
+    """Options of a λ that stays at a value, which may be above a recipe's cap."""
+    return {"multiplier-lr": 0, "multiplier-initial": value, "multiplier-cap": value}
+
+
 # The paper's: its network, its dead zone, its constraint.
 NET = {"cost-model": "net", "dead-zone": 1.0}
 BY_COST = {**NET, "constraint": "learned"}
@@ -81,7 +86,7 @@ VARIANTS = {
     "pbcrl_constant": Variant(
         "PbCRL, constant λ",
         "ppo_lag_pbcrl",
-        {**BY_COST, "multiplier-lr": 0, "multiplier-initial": 5},
+        {**BY_COST, **held(5)},
     ),
     "pbcrl_offline": Variant(
         "PbCRL-Offline",
@@ -178,7 +183,7 @@ CONSTANT = tuple(
     ablation(
         f"pbcrl_constant_{value}",
         "pbcrl_rate",
-        {"multiplier-lr": 0, "multiplier-initial": value},
+        held(value),
         f"constant λ = {value}",
     )
     for value in CONSTANTS
@@ -452,7 +457,7 @@ TABLES = {
 """Presets of `benchmark.py`, one per table of the paper save those on language models."""
 
 PAPER_QUERIES: dict[str, object] = {"offline-queries": 18_000, "online-queries": 2_000}
-"""Those of PbCRL, unless a task's defaults have others and the constraint is not the paper's."""
+"""Those of PbCRL, unless a variant has others."""
 QUERIES = "offline-queries", "online-queries", "queries"
 SMOKE_OPTIONS: dict[str, dict[str, object]] = {
     TOY: {"total-timesteps": 8_000, "num-envs": 20, "num-steps": 100, "minibatch-size": 500},
@@ -493,11 +498,7 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     options: dict[str, object] = {"env-id": env_id, "total-timesteps": 1_000_000}
     options |= {name.replace("_", "-"): value for name, value in defaults.items()}
     if row.script == "ppo_lag_pbcrl":
-        options = PAPER_QUERIES | options
-    if row.options.get("constraint") == "learned":
         options |= PAPER_QUERIES
-        if "segment-length" in options:  # the paper compares whole episodes
-            options["segment-length"] = None
     options |= row.options
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":

@@ -464,6 +464,7 @@ def write_run_by_hand(root, name, **args):
                     "constraint": constraint,
                     "multiplier_lr": 0.0,
                     "multiplier_initial": value,
+                    "multiplier_cap": value,
                 },
             )
             for variant, constraint, value in [
