@@ -52,8 +52,7 @@ def train(script: str, name: str, args: Args, **options: object) -> dict[str, fl
         RuntimeError: If the training fails.
     """
     folder = Path(args.runs_dir) / name
-    # More threads than one do not pay for nets this small, and wait for each other.
-    options |= {"env_id": TOY, "seed": args.seed, "eval_episodes": 50, "threads": 1}
+    options |= {"env_id": TOY, "seed": args.seed, "eval_episodes": 50}
     if (folder / "args.json").exists():
         stored = read_args(folder)
         if other := [option for option, value in options.items() if stored.get(option) != value]:

@@ -88,7 +88,6 @@ PROVING = {
 }
 """Of the table of the proving ground: proving.csv."""
 
-PRICES = "0.03", "0.1", "0.3", "1", "3", "10"
 PROVING_COLUMNS = (
     "task, limit",
     "scripted policies, safe and reckless: return, cost",
@@ -264,7 +263,6 @@ def proving() -> dict[str, list[list[str]]]:
     for row in read("proving.csv"):
         found.setdefault((row["task"], row["method"]), []).append(row)
     made = {name: [list(PROVING_COLUMNS)] for name in ("development", "sealed")}
-    made["profile"] = profile(found)
     order = [(task, method) for task in sorted({task for task, _ in found}) for method in PROVING]
     for task, method in order:
         if (task, method) not in found:
@@ -286,21 +284,6 @@ def proving() -> dict[str, list[list[str]]]:
                 interval(column(rows, "true_cost_last_fifth"), of_cost),
             ]
         )
-    return made
-
-
-def profile(found: dict[tuple[str, str], list[dict[str, str]]]) -> list[list[str]]:
-    """Return the table of PPO-Lag with a λ that stays, beside the one that moves."""
-    methods = [f"constant_{price}" for price in PRICES]
-    made = [["task, limit", *(f"λ = {price}" for price in PRICES), "λ that moves"]]
-    for task in sorted({task for task, method in found if method in methods}):
-        cells = []
-        for method in (*methods, "ppo_lag"):
-            rows = found.get((task, method), [])
-            means = [np.mean(column(rows, f"{n}_stochastic")) for n in ("return", "true_cost")]
-            cells.append(f"{means[0]:,.4g} / {means[1]:.2g}" if rows else "")
-        limits = {row["limit"] for (name, _), rows in found.items() for row in rows if name == task}
-        made.append([f"{task}, {float(limits.pop()):g}", *cells])
     return made
 
 

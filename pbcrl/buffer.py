@@ -289,7 +289,7 @@ class PreferenceBuffer:
         self.check_labelled()
         safe = self._labels[:, 1:]
         num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
-        if num_safe == 0 or num_unsafe == 0:
+        if not self.is_trainable:
             raise LabelError(
                 "a limit lies between safe and unsafe trajectories, so both labels must occur: "
                 f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, "

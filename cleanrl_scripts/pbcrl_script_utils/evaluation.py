@@ -209,8 +209,8 @@ def evaluate(
             run.filmed(films)
     true, noisy_true = true_costs(episodes), true_costs(noisy)
     limited = np.isfinite(limit) and not np.isnan([true, noisy_true]).any()
-    recent = np.concatenate([true, noisy_true, ended[-max(1, len(ended) // 5) :, 1]])
     last_tenth, last_fifth = (ended[-max(1, len(ended) // part) :] for part in (10, 5))
+    recent = np.concatenate([true, noisy_true, last_fifth[:, 1]])
     summary: dict[str, Any] = {
         "eval_episodes": len(episodes),
         "return": float(returns.mean()),

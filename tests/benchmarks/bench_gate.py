@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import tyro
 from gymnasium.spaces import Box
+from script_runs import add_row
 from torch import Tensor, nn
 
 import pbcrl_envs
@@ -260,12 +261,7 @@ def main(args: Args) -> None:
                         zip(("env", "source", "kind", "model", "pairs", "seed"), about, strict=True)
                     )
                     row |= {"commit": made_by(__file__)["commit"] or "", **found}
-                    is_new = not out.exists()
-                    with out.open("a", newline="") as file:
-                        writer = csv.DictWriter(file, COLUMNS)
-                        if is_new:
-                            writer.writeheader()
-                        writer.writerow({k: rounded(v) for k, v in row.items()})
+                    add_row(out, COLUMNS, {k: rounded(v) for k, v in row.items()})
                     print(
                         " ".join(f"{k}={rounded(v)}" for k, v in row.items() if k != "commit"),
                         flush=True,

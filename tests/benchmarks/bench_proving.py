@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tyro
 from gymnasium.vector import VectorEnv
+from script_runs import add_row
 
 from pbcrl_envs.proving import GROUND
 from pbcrl_envs.proving.base import Policy
@@ -131,12 +132,7 @@ def main(args: Args) -> None:
         }
         row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
         with lock:
-            is_new = not out.exists()
-            with out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                if is_new:
-                    writer.writeheader()
-                writer.writerow(row)
+            add_row(out, COLUMNS, row)
         shown = ("return_stochastic", "true_cost_stochastic", "true_cost_last_fifth", "multiplier")
         print(task, method, seed, {name: row[name] for name in shown}, flush=True)
 

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from script_runs import add_row
 
 import pbcrl_envs
 from pbcrl import (
@@ -164,12 +165,7 @@ def main(args: Args) -> list[dict[str, Any]]:
         found.append(row)
         print({name: row[name] for name in COLUMNS[2:]}, flush=True)
         if out is not None:
-            is_new = not out.exists()
-            with out.open("a", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                if is_new:
-                    writer.writeheader()
-                writer.writerow(row)
+            add_row(out, COLUMNS, row)
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,16 @@ OLDER_FLAGS = {"--learning-rate": "--lr", "--update-epochs": "--epochs", "--clip
 
 Rows = list[dict[str, Any]]
 """The lines of a run's metrics.jsonl, one per iteration."""
+
+
+def add_row(path: Path, columns: Sequence[str], row: Mapping[str, object]) -> None:
+    """Add a row to a CSV file with these columns, or begin one; what the row lacks is empty."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
 
 
 def run_script(name: str, *options: object, checkout: Path = ROOT) -> Rows:

@@ -1,6 +1,7 @@
 """Scripts are loaded from their files: they are run, not imported, so no package holds them."""
 
 import importlib.util
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -89,23 +90,14 @@ class NoCost(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
 
-class BrokenReward(gym.Wrapper):
-    """The toy with a reward that is NaN in the third step."""
-
-    def reset(self, **kwargs):
-        self.steps = 0
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.steps += 1
-        return obs, float("nan") if self.steps == 3 else reward, terminated, truncated, info
-
-
-class HugeReward(gym.Wrapper):
-    """The toy with one reward of 1e38, finite and absurd, in the second episode of each env."""
+class Faulty(gym.Wrapper):
+    """The toy, of which one number is wrong in one step of each env."""
 
     episode = -1
+
+    def __init__(self, env, what, number, *, episode, step):
+        super().__init__(env)
+        self.what, self.number, self.when = what, number, (episode, step)
 
     def reset(self, **kwargs):
         self.steps, self.episode = 0, self.episode + 1
@@ -114,8 +106,14 @@ class HugeReward(gym.Wrapper):
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
-        is_huge = (self.episode, self.steps) == (1, 3)
-        return obs, 1e38 if is_huge else reward, terminated, truncated, info
+        if (self.episode, self.steps) == self.when:
+            if self.what == "obs":
+                obs = np.array([obs[0], self.number, *obs[2:]], np.float32)
+            elif self.what == "reward":
+                reward = self.number
+            else:
+                info["cost"] = self.number
+        return obs, reward, terminated, truncated, info
 
 
 class Raising(gym.Wrapper):
@@ -170,9 +168,13 @@ VARIANTS = {
     "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
     "TestToyFalling-v0": lambda **kw: Falling(PointHazardsEnv(**kw)),
     "TestToyBlind-v0": blind,
-    "TestToyHuge-v0": lambda **kw: HugeReward(PointHazardsEnv(**kw)),
+    "TestToyHuge-v0": lambda **kw: Faulty(
+        PointHazardsEnv(**kw), "reward", 1e38, episode=1, step=3
+    ),  # finite and absurd
     "TestToyRaising-v0": lambda **kw: Raising(PointHazardsEnv(**kw)),
-    "TestToyBroken-v0": lambda **kw: BrokenReward(PointHazardsEnv(**kw)),
+    "TestToyBroken-v0": lambda **kw: Faulty(
+        PointHazardsEnv(**kw), "reward", math.nan, episode=0, step=3
+    ),
 }
 
 

@@ -17,35 +17,10 @@ from pbcrl_script_utils.door import constant_reward, endless_episodes, unmeasura
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.rollout import Rollout
 
+from .conftest import Faulty
 from .runs import small_pbcrl, small_ppo_lag, small_rlsf, summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
-
-
-class Faulty(gym.Wrapper):
-    """The toy, of which one number is wrong in step 50 of the second episode of each env."""
-
-    episode = -1
-
-    def __init__(self, env, what, number):
-        super().__init__(env)
-        self.what, self.number = what, number
-
-    def reset(self, **kwargs):
-        self.steps, self.episode = 0, self.episode + 1
-        return self.env.reset(**kwargs)
-
-    def step(self, action):
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.steps += 1
-        if (self.episode, self.steps) == (1, 50):
-            if self.what == "obs":
-                obs = np.array([obs[0], self.number, *obs[2:]], np.float32)
-            elif self.what == "reward":
-                reward = self.number
-            else:
-                info["cost"] = self.number
-        return obs, reward, terminated, truncated, info
 
 
 class Constant(gym.Wrapper):
@@ -63,7 +38,7 @@ class Constant(gym.Wrapper):
 FAULTS = [(what, number) for what in ("obs", "reward", "cost") for number in (math.nan, math.inf)]
 ENVS = {
     f"Faulty-{what}-{number}-v0": lambda what=what, number=number, **kw: Faulty(
-        PointHazardsEnv(**kw), what, number
+        PointHazardsEnv(**kw), what, number, episode=1, step=50
     )
     for what, number in FAULTS
 }
