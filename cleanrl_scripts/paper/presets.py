@@ -464,7 +464,7 @@ SMOKE_OPTIONS: dict[str, dict[str, object]] = {
     GOAL: {"total-timesteps": 12_000, "num-envs": 6, "num-steps": 1_000},
 }
 """Sizes of the smoke preset by task; the queries are these thousandths of the real ones."""
-SMOKE_QUERIES = 3
+SMOKE_QUERIES = 5
 
 
 def made_as(env_id: str, variant: str) -> str:
