@@ -148,6 +148,7 @@ class Agent(nn.Module):
         for name, number in utils.action_bounds(envs)._asdict().items():
             self.register_buffer(name, torch.as_tensor(number), persistent=False)
         self.mean = mlp([obs_dim, *args.hidden_sizes, act_dim], last_gain=0.01)
+        self.initial_log_std = args.initial_log_std
         self.log_std = nn.Parameter(torch.full((act_dim,), args.initial_log_std))
         self.critic_r = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
         self.critic_c = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
@@ -168,6 +169,11 @@ class Agent(nn.Module):
         self.obs_var.mul_(1 - share).add_(share * var + share * (1 - share) * delta**2)
         self.obs_mean.add_(share * delta)
         self.obs_count.copy_(total)
+
+    @torch.no_grad()
+    def keep_trying(self, share: float) -> None:
+        """Hold the standard deviation above a share of its first, or what has stopped stays so."""
+        self.log_std.clamp_(min=self.initial_log_std + math.log(share))
 
     def output(self, net: nn.Sequential, obs: Tensor) -> Tensor:
         """Apply a net to normalised observations while learning: hidden layers in bf16 if asked."""
@@ -572,9 +578,8 @@ def train(args: Args) -> Path:
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
             # -- 5. Policy -------------------------------------------------------------------------
-            optimizer.param_groups[0]["lr"] = args.learning_rate * (
-                1 - args.lr_decay * (iteration - 1) / args.num_iterations
-            )
+            done = (iteration - 1) / args.num_iterations
+            optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - args.lr_decay * done)
             flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
             flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)
             normalized = agent.normalize(flat_obs)
@@ -584,6 +589,7 @@ def train(args: Args) -> Path:
             targets = (x.flatten().to(args.device) for x in (adv, target_r, target_c))
             batch = Batch(normalized, flat_actions, log_prob, *targets)
             updated = update(agent, optimizer, batch, args, rng)
+            agent.keep_trying((1 - done) ** 2)
             agent.update_normalizer(flat_obs)
             run.lap("update")
 

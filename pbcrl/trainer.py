@@ -170,6 +170,10 @@ class Trainer(ABC):
                 f"positions {np.asarray(new).tolist()!r:.200}; update after each labelling round"
             )
 
+    def can_learn(self, buffer: PreferenceBuffer) -> bool:
+        """Whether the labels say enough: whether there are some on both sides of the limit."""
+        return buffer.is_trainable
+
     def _loss(self, cost: Tensor, batch: PairBatch) -> Tensor:
         first, second = cost[batch.pairs].unbind(dim=1)
         return pbci_loss(
@@ -195,7 +199,8 @@ class Trainer(ABC):
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        train.check_trainable()
+        if not self.can_learn(train):
+            train.check_trainable()
         valid.check_labelled()
         self._warn_of_lengths(train)
 

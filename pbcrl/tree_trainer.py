@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ class TreeTrainer(Trainer):
 
     With a horizon the model has a limit b of its own, and C - b stands in the losses. b is where
     the safety loss is lowest, found anew whenever C has changed (so the line search is one of the
-    profile, min_b L). Each tree is moved so that a twentieth of all steps cost less than 0.
+    profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a twentieth of all steps cost less than 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks.
@@ -168,7 +169,8 @@ class TreeTrainer(Trainer):
             LabelError: If the buffer has no labels, or safe or unsafe ones only, or no input ever
                 changes.
         """
-        buffer.check_trainable()
+        if not self.can_learn(buffer):
+            buffer.check_trainable()
         self._warn_of_lengths(buffer)
         return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
 
@@ -188,7 +190,7 @@ class TreeTrainer(Trainer):
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
         online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
         is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
-        if buffer.is_trainable and is_due:
+        if self.can_learn(buffer) and is_due:
             if self.num_untuned > len(new):
                 unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))
                 predicted, labelled = self.violation_rates(buffer, unseen)
@@ -219,6 +221,18 @@ class TreeTrainer(Trainer):
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
         self._num_offline = state["num_offline"]
 
+    def can_learn(self, buffer: PreferenceBuffer) -> bool:
+        """Whether there are labels on both sides of the limit, or what stands for them.
+
+        With a horizon, unsafe ones and preferences between them are enough: the limit is then the
+        cost of the safest labelled trajectory: a policy that becomes as safe shows safer ones.
+        """
+        return buffer.is_trainable or (
+            self.model.horizon is not None
+            and bool((buffer.labels[:, 1:] == 0).any())
+            and bool(np.isin(buffer.labels[:, 0], (0, 1)).any())
+        )
+
     @property
     def _pays_for_length(self) -> bool:
         return self.model.horizon is None
@@ -234,6 +248,13 @@ class TreeTrainer(Trainer):
     ) -> tuple[float, list[Evaluation]]:
         """Return the total loss of the first member, and its evaluations."""
         batch = buffer.batch(self._weighted(len(buffer)))
+        if not buffer.is_trainable:
+            self._warn_once(
+                UserWarning,
+                "no labelled trajectory is safe, so that the limit is the learned cost of the "
+                "safest one, until one is; show safer behaviour, too, if there is some",
+            )
+            batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
         _check_marks(marks)
@@ -248,6 +269,8 @@ class TreeTrainer(Trainer):
         held_out = None
         if valid is not None:
             its_batch = valid.batch(np.arange(len(valid)))
+            if not buffer.is_trainable:
+                its_batch = _without_safety(its_batch)
             # Fewer labels, fewer steps.
             few = max(self._max_rows // 5, 1)
             held_out = (
@@ -594,6 +617,13 @@ class _Loss:
         for k, values in enumerate((cost, clip_cost, steps)):
             if k or self.has_limit:
                 self._safety[k].centre(values)
+        if self.has_limit and not self._safety[0].is_given:
+            self._safety[0].shift = float(cost.min())
+
+
+def _without_safety(batch: PairBatch) -> PairBatch:
+    """With preferences alone: safety labels that are all alike tell no trajectory from another."""
+    return replace(batch, safe=torch.full_like(batch.safe, math.nan))
 
 
 def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Outputs:

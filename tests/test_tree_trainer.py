@@ -13,7 +13,7 @@ from pbcrl.cost_model import CostModel
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, MismatchError
 from pbcrl.losses import pbci_loss, safety_loss
-from pbcrl.metrics import step_auroc
+from pbcrl.metrics import spearman, step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
 from pbcrl.trainer import CostModelTrainer, bootstrapped
 from pbcrl.trajectory import Label, Trajectory, cut_segments
@@ -651,6 +651,28 @@ def test_training_on_one_sided_labels_is_refused():
             train(all_safe)
     with pytest.raises(LabelError, match="the buffer's 0 pairs have none"):
         fresh_trainer().fit(PreferenceBuffer())
+
+
+def test_of_unsafe_labels_alone_the_limit_is_the_cost_of_the_safest():
+    """No label says where the limit is, but preferences say what is nearer to it."""
+    known = labelled(60, seed=1)
+    buffer = PreferenceBuffer(known.trajectories)
+    buffer.add_labels(known.labelled_pairs, [Label(row[0], 0, 0) for row in known.labels])
+    trainer = fresh_trainer(horizon=20)
+    with pytest.warns(UserWarning, match="no labelled trajectory is safe, so that the limit is"):
+        trainer.fit(buffer)
+    costs = trainer.model.score(buffer.trajectories)
+    assert trainer.model.learned_limit == pytest.approx(costs.min(), abs=1e-4)
+    true = np.array([t.costs.sum() for t in buffer.trajectories])
+    assert spearman(true, costs) > 0.8
+
+
+@pytest.mark.parametrize("preference", [0.5, NAN])
+def test_unsafe_labels_without_any_preference_are_refused(preference):
+    buffer = PreferenceBuffer(peaky_episodes(2, seed=3))
+    buffer.add_labels([(0, 1)], [Label(preference, 0, 0)])
+    with pytest.raises(LabelError, match="got 0 safe and 2 unsafe"):
+        fresh_trainer(horizon=20).fit(buffer)
 
 
 def test_validation_on_what_is_trained_on_is_refused():

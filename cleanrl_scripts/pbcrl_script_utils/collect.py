@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -27,6 +28,27 @@ _SHARED = """
     hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std threads bf16
     device
 """
+
+
+_PER_QUERY = 3  # two are shown, and a fifth of all is kept to validate and to test on
+_FEWEST_STEPS = 100_000  # a policy of the reward alone is to be random at first, reckless at last
+
+
+def with_collection(args: Any, horizon: int) -> Any:
+    """Return arguments with the length of the collection, if one is made and it was left open.
+
+    What nobody is asked about need not be played. The shorter it is, the more of it is from before
+    the policy has found what it repeats: few queries see more kinds of behaviour.
+
+    Args:
+        args: Of `ppo_lag_pbcrl.py`.
+        horizon: Most steps of an episode.
+    """
+    if args.collect_timesteps is not None or args.dataset is not None or not args.offline_queries:
+        return args
+    wanted = _PER_QUERY * args.offline_queries * (args.segment_length or horizon)
+    steps = min(max(wanted, _FEWEST_STEPS), args.total_timesteps)
+    return dataclasses.replace(args, collect_timesteps=steps)
 
 
 class Collector:
@@ -92,7 +114,7 @@ def offline_episodes(
     Those to validate and to train on are cut into segments of `args.segment_length`, if given.
 
     Args:
-        args: Of `ppo_lag_pbcrl.py`.
+        args: Of `ppo_lag_pbcrl.py`, `with_collection`.
         run: Whose folder holds what is collected until it is finished.
         envs: Of `make_envs`, which the episodes must fit.
         replays: Where it is looked up how they can be played again, if that is wanted.
@@ -136,7 +158,7 @@ def collect(args: Any, run: Run) -> Path:
     """
     options = {name: getattr(args, name) for name in _SHARED.split()}
     options["cost_limit"] = np.inf
-    options["total_timesteps"] = args.collect_timesteps or args.total_timesteps
+    options["total_timesteps"] = args.collect_timesteps
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
     env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")

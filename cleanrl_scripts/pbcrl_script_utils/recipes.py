@@ -57,7 +57,6 @@ _RATE: Recipe = {
 # -- People ----------------------------------------------------------------------------------------
 
 _PEOPLE: Recipe = {
-    "collect_timesteps": 200_000,  # 100 pairs need 200 episodes, and somebody waits for them
     "offline_queries": 100,
     "online_queries": 50,
 }

@@ -15,7 +15,7 @@ ArgsT = TypeVar("ArgsT")
 
 SHOWN = {"track"}
 """Arguments that decide what is shown of a run; one that is resumed may have others."""
-OF_LENGTH = {"total_timesteps", "online_queries", "collect_timesteps"}
+OF_LENGTH = {"total_timesteps", "online_queries"}
 """Arguments that change when a finished run is extended."""
 
 
@@ -127,7 +127,6 @@ def _extended(stored: Mapping[str, Any], wanted: int) -> dict[str, Any]:
     total, changed = stored["total_timesteps"], {"total_timesteps": wanted}
     if "online_queries" in stored:
         changed["online_queries"] = stored["online_queries"] * wanted // total
-        changed["collect_timesteps"] = stored["collect_timesteps"] or total
     return changed
 
 

@@ -239,11 +239,10 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
     assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
     lines, defaults = help_of(script, capsys, "--label-folder", "q")
     assert lines == [
-        "collect_timesteps 200,000 instead of None",
         "offline_queries 100 instead of 18,000",
         "online_queries 50 instead of 2,000",
     ]
-    assert (defaults["offline_queries"], defaults["collect_timesteps"]) == ("100", "200000")
+    assert (defaults["offline_queries"], defaults["online_queries"]) == ("100", "50")
 
 
 def test_only_who_can_be_labelled_by_people_has_a_recipe_of_people():
