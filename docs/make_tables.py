@@ -94,6 +94,7 @@ PROVING_COLUMNS = (
     "method",
     "seeds",
     "stochastic policy: return",
+    "of the safe script's",
     "true cost",
     "last fifth of training: true cost",
 )
@@ -280,11 +281,18 @@ def proving() -> dict[str, list[list[str]]]:
             [
                 *(f"{task}, {limit:g}", scripted, PROVING[method], f"{len(rows)}"),
                 interval(column(rows, "return_stochastic"), of_return),
+                relative(column(rows, "return_stochastic"), float(one["safe_return"])),
                 interval(column(rows, "true_cost_stochastic"), of_cost),
                 interval(column(rows, "true_cost_last_fifth"), of_cost),
             ]
         )
     return made
+
+
+def relative(returns: list[float], of: float) -> str:
+    """The mean in per cent of a return; of negative ones the inverse, so that more is better."""
+    mean = sum(returns) / len(returns)
+    return f"{100 * (mean / of if of > 0 else of / mean):.0f} %"
 
 
 def with_tables(text: str) -> str:

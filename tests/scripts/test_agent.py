@@ -1,6 +1,7 @@
 """Policy, critics and an update of PPO, whatever somebody has made of `mlp` and `losses`."""
 
 import copy
+import math
 import re
 from pathlib import Path
 
@@ -128,6 +129,17 @@ def test_after_the_kl_stop_the_critics_alone_have_gradients(scripts):
     assert torch.equal(flat(trained[1].mean), flat(trained[4].mean))
     assert torch.equal(trained[1].log_std, trained[4].log_std)
     assert not torch.equal(flat(trained[1].critic_c), flat(trained[4].critic_c))
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+def test_the_standard_deviation_stays_above_a_share_of_its_first(scripts, name):
+    """A quarter of e^-0.5, of a dimension that is below it."""
+    script = getattr(scripts, name)
+    agent = make_agent(script, make_args(script))
+    with torch.no_grad():
+        agent.log_std.copy_(torch.tensor([-4.0, -1.0]))
+    agent.keep_trying(0.25)
+    assert agent.log_std.tolist() == pytest.approx([-0.5 + math.log(0.25), -1.0])
 
 
 def by_hand(net, obs, activation):
