@@ -389,11 +389,11 @@ class Run:
         is_kept = sum(known) / len(known) <= limit if known and math.isfinite(limit) else None
         values = [row["multiplier"] for row in rows if _finite(row.get("multiplier"))]
         more = longer(args, 2 * args.num_iterations)
-        said = [
-            self._slow_multiplier(),
-            multiplier_verdict(values, cap=args.multiplier_cap, is_kept=is_kept, longer=more),
-        ]
-        return [line for line in said if line is not None]
+        # Moved too seldom, it is mostly at its cap or rising, too: said once.
+        said = self._slow_multiplier() or multiplier_verdict(
+            values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
+        )
+        return [] if said is None else [said]
 
     def _end_stage(self) -> None:
         assert self._stage is not None
