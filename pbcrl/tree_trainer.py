@@ -66,7 +66,8 @@ class TreeTrainer(Trainer):
 
     With a horizon the model has a limit b of its own, and C - b stands in the losses. b is where
     the safety loss is lowest, found anew whenever C has changed (so the line search is one of the
-    profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a twentieth of all steps cost less than 0.
+    profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a
+    twentieth of all steps cost less than 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks.
