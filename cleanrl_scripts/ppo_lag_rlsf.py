@@ -115,13 +115,13 @@ class Args(utils.RunArgs):
 
 
 def mlp(sizes: list[int], *, last_gain: float) -> nn.Sequential:
-    """Return [hidden layers, last layer]: only the hidden ones are computed in bf16, if asked."""
+    """Return a net with ReLUs between its layers."""
     layers = [nn.Linear(fan_in, fan_out) for fan_in, fan_out in pairwise(sizes)]
     for layer in layers:
         nn.init.orthogonal_(layer.weight, last_gain if layer is layers[-1] else 2**0.5)
         nn.init.zeros_(layer.bias)
     hidden = [part for layer in layers[:-1] for part in (layer, nn.ReLU(inplace=True))]
-    return nn.Sequential(nn.Sequential(*hidden), layers[-1])
+    return nn.Sequential(*hidden, layers[-1])
 
 
 # -- Agent -----------------------------------------------------------------------------------------
@@ -143,7 +143,6 @@ class Agent(nn.Module):
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], args: Args) -> None:
         super().__init__()
-        self.bf16 = args.bf16
         obs_dim, act_dim = utils.flat_dims(envs)
         for name, number in utils.action_bounds(envs)._asdict().items():
             self.register_buffer(name, torch.as_tensor(number), persistent=False)
@@ -175,32 +174,19 @@ class Agent(nn.Module):
         """Hold the standard deviation above a share of its first, or what has stopped stays so."""
         self.log_std.clamp_(min=self.initial_log_std + math.log(share))
 
-    def output(self, net: nn.Sequential, obs: Tensor) -> Tensor:
-        """Apply a net to normalised observations while learning: hidden layers in bf16 if asked."""
-        if self.bf16:
-            with torch.autocast(obs.device.type, torch.bfloat16):
-                hidden: Tensor = net[0](obs)
-        else:
-            hidden = net[0](obs)
-        output: Tensor = net[1](hidden.float())
-        return output
-
     def log_prob(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return log π(a | s), (B,), up to a constant, and the mean, (B, act_dim), in half ranges.
 
         Observations are normalised, actions as the env takes them.
         """
-        mean = self.output(self.mean, obs)
+        mean: Tensor = self.mean(obs)
         z = ((actions - self.middle) / self.half_range - mean) / self.log_std.exp()
         constant = self.log_std.sum() + 0.5 * math.log(2 * math.pi) * len(self.log_std)
         return -0.5 * z.square().sum(-1) - constant, mean
 
     @torch.no_grad()
     def values(self, obs: Tensor) -> Tensor:
-        """Return both critics' values of raw observations (..., obs_dim), (2, ...), on the CPU.
-
-        In float32 with `--bf16`, too: advantages are small differences of values.
-        """
+        """Return both critics' values of raw observations (..., obs_dim), (2, ...), on the CPU."""
         parts = self.normalize(obs.flatten(0, -2)).split(2_000)  # which stay in the caches
         nets = self.critic_r, self.critic_c
         values = torch.cat([torch.cat([net(part) for net in nets], 1) for part in parts])
@@ -250,8 +236,8 @@ def losses(agent: Agent, mb: Batch, args: Args) -> tuple[Tensor, Tensor, Tensor]
 
 def value_loss(agent: Agent, mb: Batch) -> Tensor:
     """Return the loss of both critics, Eqs. 43 and 44."""
-    error_r = agent.output(agent.critic_r, mb.obs).squeeze(-1) - mb.target_r
-    error_c = agent.output(agent.critic_c, mb.obs).squeeze(-1) - mb.target_c
+    error_r: Tensor = agent.critic_r(mb.obs).squeeze(-1) - mb.target_r
+    error_c: Tensor = agent.critic_c(mb.obs).squeeze(-1) - mb.target_c
     return 0.5 * (error_r.square().mean() + error_c.square().mean())
 
 
@@ -583,7 +569,7 @@ def train(args: Args) -> Path:
             flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
             flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)
             normalized = agent.normalize(flat_obs)
-            with torch.no_grad():  # as precise as in the epochs, or ratios would not start at 1
+            with torch.no_grad():
                 parts = zip(normalized.split(2_000), flat_actions.split(2_000), strict=True)
                 log_prob = torch.cat([agent.log_prob(*part)[0] for part in parts])
             targets = (x.flatten().to(args.device) for x in (adv, target_r, target_c))

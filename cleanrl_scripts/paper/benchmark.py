@@ -55,8 +55,6 @@ class Args:
     """runs at a time, on this machine; on Ray as many as it has room for"""
     threads: int = 1
     """threads of each run"""
-    bf16: bool = False
-    """learn in bfloat16 in every run, which is faster where the processor has it"""
     retries: int = 1
     """how often a run that died is started again, in this call"""
     runs_dir: str = "runs/benchmark"
@@ -164,8 +162,6 @@ def job_of(args: Args, table: str, env_id: str, variant: str, seed: int) -> Job:
     options = options_of(table, env_id, variant, episodes=str(episodes))
     if args.total_timesteps is not None:
         options["total-timesteps"] = args.total_timesteps
-    if args.bf16:
-        options["bf16"] = True
     folder = place / f"{env_id}__{variant}__{seed}"
     options |= {"seed": seed, "threads": args.threads}
     options |= {"runs-dir": str(place), "run-name": folder.name}

@@ -188,13 +188,6 @@ CONSTANT = tuple(
     )
     for value in CONSTANTS
 )
-# Twice the same, but for rounding.
-BF16 = (
-    "ppo_lag",
-    ablation("ppo_lag_bf16", "ppo_lag", {"bf16": True}, "bf16", episodes="ppo_lag_bf16"),
-    "pbcrl",
-    ablation("pbcrl_bf16", "pbcrl", {"bf16": True}, "bf16"),
-)
 DEAD_ZONE_HEADS = tuple(f"δ = {value:g}" for value in DEAD_ZONES)
 SNR_HEADS = tuple(f"ζ = {value:g}" for value in SNR_WEIGHTS)
 CONSTANT_HEADS = (*(f"constant λ = {value}" for value in CONSTANTS), "PbCRL, rate of labels")
@@ -430,12 +423,6 @@ TABLES = {
         NOISE,
         ("w2_scaled", RETURN, COST),
         heads=NOISE_HEADS,
-    ),
-    "bf16": Table(
-        "Learning in bfloat16",
-        (TOY, GOAL),
-        BF16,
-        (RETURN, COST, "return_last_tenth", "true_cost_last_tenth"),
     ),
     "trees": Table(
         "Trees and the paper's network, with 20,000 queries and with 500",

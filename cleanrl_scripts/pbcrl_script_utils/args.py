@@ -68,8 +68,6 @@ class RunArgs:
     """log to Weights & Biases as well, if wandb is installed; WANDB_PROJECT names the project"""
     threads: Count = 1
     """threads of nets, trees and batched physics; with other counts nets round differently"""
-    bf16: bool = False
-    """compute the hidden layers in bfloat16 while learning: faster where the hardware has it"""
     device: Literal["cpu", "cuda"] = "cpu"
     """where the policy and its critics are"""
     resume: str | None = None

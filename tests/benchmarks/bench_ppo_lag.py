@@ -1,4 +1,4 @@
-"""PPO-Lag end to end in float32 and with `--bf16`, in turns; part of `make bench`.
+"""PPO-Lag end to end; part of `make bench`.
 
     python tests/benchmarks/bench_ppo_lag.py
     python tests/benchmarks/bench_ppo_lag.py --against ../other-checkout --rounds 5
@@ -20,8 +20,6 @@ from typing import Literal
 import numpy as np
 import tyro
 from script_runs import ROOT, Rows, phases, print_phases, rate, run_script
-
-VARIANTS: dict[str, tuple[str, ...]] = {"float32": (), "--bf16": ("--bf16",)}
 
 
 @dataclass(frozen=True)
@@ -77,25 +75,23 @@ def main(args: Args, options: list[str]) -> None:
         f"{args.env_id}: {args.num_envs} envs x {args.num_steps} steps, {args.threads} "
         f"threads of {os.cpu_count()} cores, {args.device} {' '.join(options)}".rstrip()
     )
-    rates: dict[tuple[str, str], list[float]] = {(v, c): [] for v in VARIANTS for c in checkouts}
-    tables: dict[str, dict[str, float]] = {}
+    rates: dict[str, list[float]] = {checkout: [] for checkout in checkouts}
+    table: dict[str, float] = {}
     for number in range(args.rounds):
         # Every other round begins with the other one: a machine that slows down favours nobody.
-        for variant, checkout in list(rates)[:: -1 if number % 2 else 1]:
-            rows = train(args, checkouts[checkout], [*VARIANTS[variant], *options])
-            rates[variant, checkout].append(rate(rows))
+        for checkout in list(rates)[:: -1 if number % 2 else 1]:
+            rows = train(args, checkouts[checkout], options)
+            rates[checkout].append(rate(rows))
             if checkout == "this":
-                tables[variant] = phases(rows)
-        shown = [f"{v}, {c} {found[-1]:,.0f}" for (v, c), found in rates.items()]
+                table = phases(rows)
+        shown = [f"{checkout} {found[-1]:,.0f}" for checkout, found in rates.items()]
         print(f"   round {number + 1}, steps/s: {'; '.join(shown)}", flush=True)
-    print_phases(list(tables), list(tables.values()))
-    for (variant, checkout), found in rates.items():
-        print(f"{variant}, {checkout} checkout: {spread(found, ',.0f')} steps/s")
-    this = {variant: np.array(rates[variant, "this"]) for variant in VARIANTS}
-    print(f"--bf16 over float32: {spread(list(this['--bf16'] / this['float32']), '.2f')}")
-    for variant in VARIANTS if args.against else ():
-        ratios = this[variant] / np.array(rates[variant, "other"])
-        print(f"{variant}, this over other: {spread(list(ratios), '.3f')}")
+    print_phases(["this"], [table])
+    for checkout, found in rates.items():
+        print(f"{checkout} checkout: {spread(found, ',.0f')} steps/s")
+    if args.against:
+        ratios = np.array(rates["this"]) / np.array(rates["other"])
+        print(f"this over other: {spread(list(ratios), '.3f')}")
 
 
 if __name__ == "__main__":

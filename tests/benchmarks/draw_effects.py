@@ -43,7 +43,7 @@ class Args:
 def collect(args: Args, folder: str) -> str:
     script = ROOT / "cleanrl_scripts" / "ppo_lag.py"
     words = ["--env-id", args.env_id, "--seed", args.seed, "--total-timesteps", 1_000_000]
-    words += ["--cost-limit", "inf", "--eval-episodes", 1, "--threads", 1, "--bf16"]
+    words += ["--cost-limit", "inf", "--eval-episodes", 1, "--threads", 1]
     words += ["--runs-dir", folder, "--save-trajectories", f"{folder}/episodes"]
     subprocess.run([sys.executable, str(script), *map(str, words)], check=True)
     return f"{folder}/episodes"

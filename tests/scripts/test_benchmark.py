@@ -60,7 +60,7 @@ def test_all_methods_of_a_table_may_buy_the_same_number_of_labels_save_those_wit
 ):
     for name, job in every_job(benchmark, presets):
         bought = [int(str(job.options.get(flag, 0))) for flag in presets.QUERIES]
-        budget = 60 if name == "smoke" else 20_000
+        budget = 100 if name == "smoke" else 20_000
         if job.name.split("__")[1].endswith("_500"):
             budget = 500
         assert sum(bought) == (0 if job.script.stem == "ppo_lag" else budget), job.name
@@ -137,12 +137,6 @@ def test_unknown_names_are_refused_with_those_that_exist(benchmark):
         jobs(benchmark, "w2", tasks=(TOY,))
     with pytest.raises(SystemExit, match="--variants leave nothing of w2, which has pbcrl, rlsf"):
         jobs(benchmark, "w2", variants=("ppo_lag",))
-
-
-def test_all_runs_learn_in_bfloat16_if_asked(benchmark):
-    (plain, *_), asked = jobs(benchmark, "results"), jobs(benchmark, "results", bf16=True)
-    assert "bf16" not in plain.options
-    assert all(job.options["bf16"] is True and "--bf16" in job.command for job in asked)
 
 
 # -- What is known of a run ------------------------------------------------------------------

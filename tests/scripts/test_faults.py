@@ -167,7 +167,7 @@ def test_weights_that_diverge_by_the_learning_rate_never_replace_finite_ones(scr
 
 
 def test_a_cost_model_that_diverges_is_not_written(scripts, tmp_path, toy_dataset, capsys):
-    change = "CostModelTrainer(net, bf16", "CostModelTrainer(net, lr=1e30, bf16"
+    change = "CostModelTrainer(net, **", "CostModelTrainer(net, lr=1e30, **"
     module = load_edited("ppo_lag_pbcrl", tmp_path / "diverging", change)
     args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_model="net")
     with pytest.raises(NonFiniteError):

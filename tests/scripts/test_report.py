@@ -453,7 +453,6 @@ def write_run_by_hand(root, name, **args):
     ("variant", "args"),
     [
         ("ppo_lag", {"script": "ppo_lag", "cost_limit": None}),
-        ("ppo_lag_bf16", {"script": "ppo_lag", "bf16": True}),
         ("pbcrl", {"script": "ppo_lag_pbcrl", "dead_zone": 1.0, "offline_queries": 200}),
         ("pbcrl_rate", {"script": "ppo_lag_pbcrl", "constraint": "rate"}),
         *(

@@ -259,18 +259,6 @@ def test_a_pbcrl_run_goes_on_from_between_two_checkpoints(
     assert_same_run(tmp_path / "cut", whole)
 
 
-def test_a_run_in_bfloat16_repeats_itself_and_goes_on(scripts, tmp_path, monkeypatch):
-    module = scripts.ppo_lag
-    options = {**RUN, "total_timesteps": 2_000, "bf16": True, "runs_dir": str(tmp_path)}
-    whole, again = (
-        module.train(module.Args(**options, run_name=name)) for name in ("whole", "again")
-    )
-    assert_same_run(again, whole)
-    cut_off(module, module.Args(**options, run_name="cut"), after=3, monkeypatch=monkeypatch)
-    resume(module, tmp_path / "cut")
-    assert_same_run(tmp_path / "cut", whole)
-
-
 def test_a_run_without_an_offline_stage_goes_on_too(scripts, tmp_path, pbcrl_args, monkeypatch):
     module = scripts.ppo_lag_pbcrl
     options = {"offline_queries": 0, "online_queries": 40, "dataset": None}
