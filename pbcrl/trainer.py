@@ -199,8 +199,8 @@ class Trainer(ABC):
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        if not self.can_learn(train):
-            train.check_trainable()
+        if train.is_trainable or not self.can_learn(train):
+            train.check_trainable()  # which warns of contradictions, too
         valid.check_labelled()
         self._warn_of_lengths(train)
 

@@ -149,6 +149,7 @@ class TreeTrainer(Trainer):
         """
         require_in("[1, inf)", patience=patience)
         self._check_split(train, valid)
+        self._warn_of_unsafe_alone(train)
         self._num_offline = len(train)
         return self._grow(train, valid, patience, clips, marks, on_evaluation)[1]
 
@@ -170,10 +171,8 @@ class TreeTrainer(Trainer):
             LabelError: If the buffer has no labels, or safe or unsafe ones only, or no input ever
                 changes.
         """
-        if not self.can_learn(buffer):
-            buffer.check_trainable()
-        self._warn_of_lengths(buffer)
-        return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
+        self._warn_of_unsafe_alone(buffer)
+        return self._fit(buffer, clips, marks)
 
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
@@ -197,7 +196,9 @@ class TreeTrainer(Trainer):
                 predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):
                 self.dead_zone.update(predicted, labelled)
-            measured["finetune_loss"] = self.fit(buffer)
+            measured["finetune_loss"] = self._fit(
+                buffer
+            )  # safe ones come, so that nobody is warned
             self.num_untuned = 0
         return measured
 
@@ -238,6 +239,25 @@ class TreeTrainer(Trainer):
     def _pays_for_length(self) -> bool:
         return self.model.horizon is None
 
+    def _warn_of_unsafe_alone(self, buffer: PreferenceBuffer) -> None:
+        if self.can_learn(buffer) and not buffer.is_trainable:
+            self._warn_once(
+                UserWarning,
+                "no labelled trajectory is safe, so that the limit is the learned cost of the "
+                "safest one, until one is; show safer behaviour, too, if there is some",
+            )
+
+    def _fit(
+        self,
+        buffer: PreferenceBuffer,
+        clips: Sequence[Clip] = (),
+        marks: Sequence[Marks] = (),
+    ) -> float:
+        if buffer.is_trainable or not self.can_learn(buffer):
+            buffer.check_trainable()  # which warns of contradictions, too
+        self._warn_of_lengths(buffer)
+        return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
+
     def _grow(
         self,
         buffer: PreferenceBuffer,
@@ -250,11 +270,6 @@ class TreeTrainer(Trainer):
         """Return the total loss of the first member, and its evaluations."""
         batch = buffer.batch(self._weighted(len(buffer)))
         if not buffer.is_trainable:
-            self._warn_once(
-                UserWarning,
-                "no labelled trajectory is safe, so that the limit is the learned cost of the "
-                "safest one, until one is; show safer behaviour, too, if there is some",
-            )
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))

@@ -93,7 +93,7 @@ class LabelMonitor:
     def _warn(self, iteration: int, answers: Answers, *, moved: bool) -> None:
         safe = set(self._feedback.buffer.labels[:, 1:].flat)
         if len(answers.pairs) and not {0.0, 1.0} <= safe:
-            self._run.warn("at first all episodes were on one side of the limit: no constraint")
+            self._run.warn("at first all episodes were on one side of the limit")
         if not self._constraint.by_labels:
             return
         batch, interval = self._constraint.batch, self._args.finetune_interval

@@ -463,5 +463,5 @@ def test_every_method_runs_on_a_ray_cluster_of_two_nodes(cluster, tmp_path):
     status, said = finish([*words, "--ray-address", address, "--runs-dir", str(tmp_path)])
     assert status == 0, said
     assert not failures(tmp_path)
-    assert len(list((tmp_path / "smoke").glob("*__0/summary.json"))) == 12
-    assert "12 of 12 runs are done" in said
+    assert len(list((tmp_path / "smoke").glob("*__0/summary.json"))) == 14
+    assert "14 of 14 runs are done" in said
