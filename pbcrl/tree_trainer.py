@@ -143,8 +143,8 @@ class TreeTrainer(Trainer):
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
-            LabelError: If either buffer has no labels, `train` has safe or unsafe ones only, or no
-                input ever changes.
+            LabelError: If either buffer has no labels, those of `train` are not enough (`can_learn`),
+                or no input ever changes.
             ValueError: If the buffers share a trajectory.
         """
         require_in("[1, inf)", patience=patience)
@@ -168,7 +168,7 @@ class TreeTrainer(Trainer):
             marks: More to learn from.
 
         Raises:
-            LabelError: If the buffer has no labels, or safe or unsafe ones only, or no input ever
+            LabelError: If the buffer has no labels, or not enough (`can_learn`), or no input ever
                 changes.
         """
         self._warn_of_unsafe_alone(buffer)
@@ -196,9 +196,7 @@ class TreeTrainer(Trainer):
                 predicted, labelled = self.violation_rates(buffer, unseen)
             if self.steps and math.isfinite(labelled):
                 self.dead_zone.update(predicted, labelled)
-            measured["finetune_loss"] = self._fit(
-                buffer
-            )  # safe ones come, so that nobody is warned
+            measured["finetune_loss"] = self._fit(buffer)
             self.num_untuned = 0
         return measured
 
@@ -227,7 +225,7 @@ class TreeTrainer(Trainer):
         """Whether there are labels on both sides of the limit, or what stands for them.
 
         With a horizon, unsafe ones and preferences between them are enough: the limit is then the
-        cost of the safest labelled trajectory: a policy that becomes as safe shows safer ones.
+        cost of the safest labelled trajectory; a policy that becomes as safe shows safer ones.
         """
         return buffer.is_trainable or (
             self.model.horizon is not None
