@@ -143,8 +143,8 @@ class TreeTrainer(Trainer):
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
-            LabelError: If either buffer has no labels, those of `train` are not enough (`can_learn`),
-                or no input ever changes.
+            LabelError: If either buffer has no labels, those of `train` are not enough
+                (`can_learn`), or no input ever changes.
             ValueError: If the buffers share a trajectory.
         """
         require_in("[1, inf)", patience=patience)
