@@ -76,7 +76,7 @@ def test_the_safe_policy_is_played_in_place_of_the_last_one(scripts, tmp_path, c
     obs = np.random.default_rng(0).normal(size=(50, len(agent.obs_mean)))
     last = agent.act(obs)
     with torch.no_grad():
-        agent.mean[1].bias.add_(0.3)
+        agent.mean[-1].bias.add_(0.3)
     policy_of(agent, "Walk").save(folder / SAFE_POLICY_FILE)
     safe, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
     assert (safe.act(obs) == last).all()

@@ -59,7 +59,7 @@ def test_a_run_buys_labels_within_its_budget_and_counts_what_it_takes_for_unsafe
     assert 0 <= last["learned_cost"] <= 100  # a count of an episode's steps
     assert summary["cost_limit"] == 5.0
     tensors, meta = load_tensors(folder / "classifier.safetensors", kind="classifier")
-    assert tensors["0.0.weight"].shape == (meta["hidden_sizes"][0], 4)
+    assert tensors["0.weight"].shape == (meta["hidden_sizes"][0], 4)
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
