@@ -546,7 +546,7 @@ def train(args: Args) -> Path:
             flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
             flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)
             normalized = agent.normalize(flat_obs)
-            with torch.no_grad():
+            with torch.no_grad():  # in parts that stay in the caches
                 parts = zip(normalized.split(2_000), flat_actions.split(2_000), strict=True)
                 log_prob = torch.cat([agent.log_prob(*part)[0] for part in parts])
             targets = (x.flatten().to(args.device) for x in (adv, target_r, target_c))

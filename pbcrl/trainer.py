@@ -199,10 +199,13 @@ class Trainer(ABC):
                 f"{len(shared)} of the {len(valid.trajectories)} to validate on are trained on, "
                 "too; split the trajectories, not the pairs, into two buffers"
             )
-        if train.is_trainable or not self.can_learn(train):
-            train.check_trainable()  # which warns of contradictions, too
+        self._check_labels(train)
         valid.check_labelled()
         self._warn_of_lengths(train)
+
+    def _check_labels(self, buffer: PreferenceBuffer) -> None:
+        if buffer.is_trainable or not self.can_learn(buffer):
+            buffer.check_trainable()  # which warns of contradictions, too
 
     def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
         members, safe = buffer.labelled_pairs, buffer.labels[:, 1:]

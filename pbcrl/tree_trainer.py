@@ -251,8 +251,7 @@ class TreeTrainer(Trainer):
         clips: Sequence[Clip] = (),
         marks: Sequence[Marks] = (),
     ) -> float:
-        if buffer.is_trainable or not self.can_learn(buffer):
-            buffer.check_trainable()  # which warns of contradictions, too
+        self._check_labels(buffer)
         self._warn_of_lengths(buffer)
         return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
 

@@ -25,8 +25,7 @@ from pbcrl_script_utils.run import SCRIPTS, Run, open_child
 
 _SHARED = """
     env_id seed num_envs num_steps update_epochs minibatch_size learning_rate lr_decay max_grad_norm
-    hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std threads
-    device
+    hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std threads device
 """
 
 
