@@ -91,10 +91,10 @@ class Args(utils.RunArgs):
     collect_timesteps: utils.Count | None = None
     """env steps of that collection; default: for three episodes per offline query, and 100,000 or
     more, but no more than total_timesteps"""
-    offline_queries: utils.NonNegativeInt = 18_000
-    """pairs labelled for pretraining, a tenth of them for validation; 0 learns online alone"""
-    online_queries: utils.NonNegativeInt = 2_000
-    """pairs labelled in policy training, spread evenly over it"""
+    offline_queries: utils.NonNegativeInt = 0
+    """pairs of offline episodes, labelled for pretraining, a tenth of them for validation"""
+    online_queries: utils.NonNegativeInt = 20_000
+    """pairs labelled in policy training, more of them early: half in its first quarter"""
     segment_length: utils.Count | None = None
     """steps of the segments that queries show, for --constraint rate; a segment is safe within its
     share of the limit; default: whole episodes"""
@@ -131,6 +131,10 @@ class Args(utils.RunArgs):
     def is_round(self, iteration: int) -> bool:
         """Whether labels are bought in this iteration."""
         return iteration % self.finetune_interval == 0 or iteration == self.num_iterations
+
+    def due(self, iteration: int) -> int:
+        """Online queries up to an iteration: a policy that still changes shows what others miss."""
+        return int(self.online_queries * (iteration / self.num_iterations) ** 0.5)
 
 
 # -- Net: edit me ----------------------------------------------------------------------------------
@@ -507,10 +511,8 @@ def train(args: Args) -> Path:
             if replays is not None and args.segment_length is not None:
                 replays.add_segments(finished, args.segment_length)
             if args.is_round(iteration):
-                due = args.online_queries * iteration // args.num_iterations
-                answers = feedback.round(
-                    due, model=cost_model, batch=constraint.batch, wait=args.label_wait
-                )
+                due, batch = args.due(iteration), constraint.batch
+                answers = feedback.round(due, model=cost_model, batch=batch, wait=args.label_wait)
                 tuned = trainer.update(buffer, answers.pairs)
 
             # -- 3. Score with the model as it is now ----------------------------------------------
@@ -535,6 +537,8 @@ def train(args: Args) -> Path:
             signals = torch.from_numpy(np.stack([rollout.rewards, rollout.costs]))
             signals = signals / scale.update(signals, ends[1])  # so λ does not depend on units
             gamma, lam = args.gamma, args.gae_lambda
+            # Learned costs go on after a termination: while all seems to cost, a crash would save.
+            ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             adv = adv_r - multiplier.value * adv_c  # Eq. 41

@@ -38,12 +38,18 @@ def check_labels(args: Any, horizon: int) -> None:
             f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
             "--online-queries is 0; raise it"
         )
-    due = args.online_queries * args.finetune_interval // args.num_iterations
+    if args.dataset is not None and not args.offline_queries:
+        raise ValueError(
+            "--dataset has episodes for offline queries, but --offline-queries is 0; say how many "
+            "(the paper: 18,000, with 2,000 --online-queries), or leave it out"
+        )
+    before_last = max(0, args.num_iterations - args.finetune_interval)
+    due = args.online_queries - args.due(before_last)
     if args.constraint == "accept" and due < num_queries(args.accept_batch):
         raise ValueError(
             f"--accept-batch {args.accept_batch} counts as {num_queries(args.accept_batch)} "
-            f"queries, but only {due} are due per labelling round; raise --online-queries or "
-            "--finetune-interval, or lower --accept-batch"
+            f"queries, but only {due} are due in the last labelling round; raise --online-queries "
+            "or --finetune-interval, or lower --accept-batch"
         )
 
 

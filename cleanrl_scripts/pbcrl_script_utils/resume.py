@@ -126,7 +126,7 @@ def _extended(stored: Mapping[str, Any], wanted: int) -> dict[str, Any]:
     """The arguments of a longer run, with labels as often as before and the same offline data."""
     total, changed = stored["total_timesteps"], {"total_timesteps": wanted}
     if "online_queries" in stored:
-        changed["online_queries"] = stored["online_queries"] * wanted // total
+        changed["online_queries"] = int(stored["online_queries"] * (wanted / total) ** 0.5)
     return changed
 
 

@@ -37,7 +37,7 @@ TINY = {
     "eval_episodes": 4,
     "threads": 1,
     "offline_queries": 100,
-    "online_queries": 120,  # 30 in each of 4 rounds of 12 episodes
+    "online_queries": 120,  # 60, 24, 19 and 17 in 4 rounds of 12 episodes
     "safety_noise": 0.1,  # so that the oracle has a random stream
     "finetune_interval": 3,
     "accept_batch": 12,
@@ -186,8 +186,12 @@ def test_the_constraint_is_that_of_the_flags(script, make_args):
             "--constraint rate moves the multiplier by labels .* --online-queries is 0; raise it",
         ),
         (
+            {"offline_queries": 0},
+            "--dataset has episodes for offline queries, but --offline-queries is 0; say how many",
+        ),
+        (
             {"constraint": "accept", "accept_batch": 80},
-            "--accept-batch 80 counts as 40 queries, but only 30 are due per labelling round; rai",
+            "--accept-batch 80 counts as 40 queries, but only 17 are due in the last ",
         ),
     ],
 )

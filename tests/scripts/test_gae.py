@@ -1,6 +1,8 @@
 import numpy as np
 import torch
 
+from .runs import small_pbcrl
+
 
 def test_exact_values_have_zero_advantage_across_a_time_limit(scripts):
     """A truncated episode bootstraps V(s'); only termination ends the sum."""
@@ -25,6 +27,31 @@ def test_a_terminated_episode_is_worth_nothing_afterwards(scripts):
     )
     assert going_on.item() == -4
     assert dying.item() == -9
+
+
+def test_what_ends_reward_may_go_on_costing(scripts):
+    """The same numbers as reward, which ends, and as cost, which does not."""
+    ones, ended = torch.ones(2, 1, 1), torch.tensor([True, False])[:, None, None]
+    reward, cost = scripts.ppo_lag_pbcrl.gae(
+        ones, 10 * ones, 10 * ones, ended, torch.ones(1, 1) > 0, gamma=0.5, lam=0.9
+    )
+    assert (reward.item(), cost.item()) == (-9, -4)
+
+
+def test_a_crash_ends_the_reward_and_saves_no_learned_cost(scripts, tmp_path, monkeypatch):
+    seen, real = [], scripts.ppo_lag_pbcrl.gae
+
+    def gae(signals, values, next_values, terminated, done, **options):
+        seen.append((terminated.clone(), done))
+        return real(signals, values, next_values, terminated, done, **options)
+
+    monkeypatch.setattr(scripts.ppo_lag_pbcrl, "gae", gae)
+    crash = {"env_id": "ProvingCrash-v0", "online_queries": 4, "offline_queries": 0}
+    scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, None, **crash))
+    (reward_ends, cost_ends), done = seen[0][0], seen[0][1]
+    assert reward_ends.any()
+    assert not cost_ends.any()
+    assert done[reward_ends].all()
 
 
 def test_with_lambda_one_an_advantage_is_the_discounted_return_minus_the_value(scripts):

@@ -314,7 +314,7 @@ def test_envs_whose_state_nobody_knows_begin_their_episodes_again(
     # Every label of the log is of a query that the run knows; those of lost episodes lie beside it.
     assert summary(folder)["queries_used"] == len(read_labels(folder / "labels.jsonl"))
     # In iteration 6, after the newest checkpoint, the queries due since iteration 3 were asked.
-    assert len(read_labels(folder / "labels_unused.jsonl")) == 60 * 6 // 10 - 60 * 3 // 10
+    assert len(read_labels(folder / "labels_unused.jsonl")) == args.due(6) - args.due(3)
 
 
 def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(
@@ -336,20 +336,23 @@ def test_labels_of_lost_episodes_are_set_aside_by_rlsf_too(
 
 @pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
 def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, toy_dataset, name):
-    """No schedule follows the length here, and its last labelling round is a regular one."""
+    """No schedule follows the length here, and its last labelling round is a regular one.
+
+    Four times as long with twice the queries: those up to an iteration grow with its root.
+    """
     module, folders = getattr(scripts, name), []
-    for total in (800, 1600):
+    for total in (800, 3200):
         changes = {"total_timesteps": total, "run_name": str(total), "lr_decay": 0.0}
         if name == "ppo_lag_pbcrl":
             args = small_pbcrl(
-                scripts, tmp_path, toy_dataset, online_queries=total // 100, **changes
+                scripts, tmp_path, toy_dataset, online_queries=12 if total == 800 else 24, **changes
             )
         else:
             args = (small_rlsf if name == "ppo_lag_rlsf" else small_ppo_lag)(
                 scripts, tmp_path, **changes
             )
         folders.append(module.train(args))
-    extended = resume(module, folders[0], total_timesteps=1600)
+    extended = resume(module, folders[0], total_timesteps=3200)
     assert extended == folders[0]
     assert_same_run(extended, folders[1])
     stored, longer = (json.loads((f / "args.json").read_text()) for f in folders)
