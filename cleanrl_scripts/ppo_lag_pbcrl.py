@@ -472,7 +472,8 @@ def train(args: Args) -> Path:
         if not loaded and args.offline_queries:
             pretrain(args, run, trainer, feedback, valid_buffer)
             progress.pretrained = utils.report_pretrained(run, cost_model, test, limit)
-        run.say("== phase 4 of 4: train the policy and fine-tune the cost model")
+        phase = "phase 4 of 4: " if args.offline_queries else ""
+        run.say(f"== {phase}train the policy, and the cost model with it")
         if not loaded or not utils.has_state(envs):  # envs without a state begin again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)

@@ -104,17 +104,17 @@ VARIANTS = {
 """Methods, on equal budgets of 20,000 queries, and their ablations."""
 
 FEW: Mapping[str, object] = {"offline-queries": 350, "online-queries": 150}
-for _title, _few in (("", {}), (", 500 queries", FEW)):
-    _end = "_500" if _few else ""
+for _title, _end, _queries in (("", "", 20_000), (", 500 queries", "_500", 500)):
+    _online = {"offline-queries": 0, "online-queries": _queries}
     for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
         VARIANTS[f"trees_{_name}{_end}"] = Variant(
             f"PbCRL, trees, {_name}{_title}",
             "ppo_lag_pbcrl",
-            {"cost-model": "trees", **_options, **_few},
+            {"cost-model": "trees", **_options, **_online},
         )
-        if _few:
+        if _end:
             VARIANTS[f"net_{_name}_500"] = Variant(
-                f"PbCRL, net, {_name}{_title}", "ppo_lag_pbcrl", {**NET, **_options, **_few}
+                f"PbCRL, net, {_name}{_title}", "ppo_lag_pbcrl", {**NET, **_options, **FEW}
             )
 
 METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"  # the paper's

@@ -127,6 +127,8 @@ def offline_episodes(
             path = collect(args, run)
     if path is None:
         return [], [], []
+    if not args.offline_queries:
+        run.say(f"   nobody is asked about {path}, only tested on: --offline-queries is 0")
     if replays is not None and not replays.include(path):
         run.warn(f"{path} does not say how to play its episodes again: people will see curves")
     # The same split whenever a run goes on.

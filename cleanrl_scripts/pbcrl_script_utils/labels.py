@@ -38,11 +38,6 @@ def check_labels(args: Any, horizon: int) -> None:
             f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
             "--online-queries is 0; raise it"
         )
-    if args.dataset is not None and not args.offline_queries:
-        raise ValueError(
-            "--dataset has episodes for offline queries, but --offline-queries is 0; say how many "
-            "(the paper: 18,000, with 2,000 --online-queries), or leave it out"
-        )
     before_last = max(0, args.num_iterations - args.finetune_interval)
     due = args.online_queries - args.due(before_last)
     if args.constraint == "accept" and due < num_queries(args.accept_batch):

@@ -186,10 +186,6 @@ def test_the_constraint_is_that_of_the_flags(script, make_args):
             "--constraint rate moves the multiplier by labels .* --online-queries is 0; raise it",
         ),
         (
-            {"offline_queries": 0},
-            "--dataset has episodes for offline queries, but --offline-queries is 0; say how many",
-        ),
-        (
             {"constraint": "accept", "accept_batch": 80},
             "--accept-batch 80 counts as 40 queries, but only 17 are due in the last ",
         ),

@@ -151,9 +151,9 @@ def test_a_copy_of_a_script_has_its_recipes(tmp_path):
         ("seed: utils.NonNegativeInt = 0", "seed: utils.NonNegativeInt = 7"),
     )
     for words, queries in (
-        (["--env-id", GOAL], (18_000, 2_000)),
+        (["--env-id", GOAL], (0, 20_000)),
         (["--env-id", "mine:Road-v0", "--label-folder", "q"], (100, 50)),
-        (["--env-id", "mine:Road-v0"], (18_000, 2_000)),
+        (["--env-id", "mine:Road-v0"], (0, 20_000)),
     ):
         args = parse(copy.Args, words)
         assert (args.offline_queries, args.online_queries, args.seed) == (*queries, 7)
@@ -237,11 +237,11 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
     ):
         args = parse(script.Args, words)
         budgets.append((args.offline_queries, args.online_queries))
-    assert budgets == [(100, 50), (100, 50), (100, 70), (18_000, 2_000)]
+    assert budgets == [(100, 50), (100, 50), (100, 70), (0, 20_000)]
     lines, defaults = help_of(script, capsys, "--label-folder", "q")
     assert lines == [
-        "offline_queries 100 instead of 18,000",
-        "online_queries 50 instead of 2,000",
+        "offline_queries 100 instead of 0",
+        "online_queries 50 instead of 20,000",
     ]
     assert (defaults["offline_queries"], defaults["online_queries"]) == ("100", "50")
 

@@ -485,12 +485,18 @@ def write_run_by_hand(root, name, **args):
             {"script": "ppo_lag_pbcrl", "dead_zone": 0.0, "dead_zone_lr": 0, "snr_weight": 0},
         ),
         ("pbcrl", {"script": "ppo_lag_pbcrl", "cost_model": "net", "dead_zone": None}),
-        ("trees_learned", {"script": "ppo_lag_pbcrl", "cost_model": "trees"}),
+        (
+            "trees_learned",
+            {
+                **{"script": "ppo_lag_pbcrl", "cost_model": "trees"},
+                **{"offline_queries": 0, "online_queries": 20_000},
+            },
+        ),
         (
             "trees_labels_500",
             {
                 **{"script": "ppo_lag_pbcrl", "cost_model": "trees", "constraint": "rate"},
-                **{"offline_queries": 350, "online_queries": 150},
+                **{"offline_queries": 0, "online_queries": 500},
             },
         ),
     ],
