@@ -512,8 +512,8 @@ def train(args: Args) -> Path:
             if replays is not None and args.segment_length is not None:
                 replays.add_segments(finished, args.segment_length)
             if args.is_round(iteration):
-                due, batch = args.due(iteration), constraint.batch
-                answers = feedback.round(due, model=cost_model, batch=batch, wait=args.label_wait)
+                due, shown = args.due(iteration), constraint.batch
+                answers = feedback.round(due, model=cost_model, batch=shown, wait=args.label_wait)
                 tuned = trainer.update(buffer, answers.pairs)
 
             # -- 3. Score with the model as it is now ----------------------------------------------

@@ -85,8 +85,12 @@ PROVING = {
     "ppo_lag": "PPO-Lag, told the true cost",
     "pbcrl": "PbCRL, 20,000 queries",
     "pbcrl_500": "PbCRL, 500 queries",
+    "pbcrl_offline": "PbCRL, 18,000 + 2,000 queries",
 }
 """Of the table of the proving ground: proving.csv."""
+
+PRICES = "0.03", "0.1", "0.3", "1", "3", "10"
+"""Constant λ of the proving ground's profile."""
 
 PROVING_COLUMNS = (
     "task, limit",
@@ -286,7 +290,25 @@ def proving() -> dict[str, list[list[str]]]:
                 interval(column(rows, "true_cost_last_fifth"), of_cost),
             ]
         )
+    made["profile"] = [["task, limit", "λ that adapts", *(f"λ = {price}" for price in PRICES)]]
+    for task in sorted({task for task, _ in found}):
+        methods = "ppo_lag", *(f"constant_{price}" for price in PRICES)
+        if (task, methods[1]) in found:
+            limit = float(found[task, methods[1]][0]["limit"])
+            shown = [outcome(found.get((task, method), []), limit) for method in methods]
+            made["profile"].append([f"{task}, {limit:g}", *shown])
     return made
+
+
+def outcome(rows: list[dict[str, str]], limit: float) -> str:
+    """Mean return and true cost, in bold where the cost is within the limit; empty without rows."""
+    if not rows:
+        return ""
+    of_return = 0 if abs(float(rows[0]["safe_return"])) >= 1000 else 1
+    names = "return_stochastic", "true_cost_stochastic"
+    gain, cost = (sum(column(rows, name)) / len(rows) for name in names)
+    text = f"{gain:,.{of_return}f} / {cost:.{3 if limit < 1 else 1}f}"
+    return f"**{text}**" if cost <= limit else text
 
 
 def relative(returns: list[float], of: float) -> str:
