@@ -16,6 +16,7 @@ COMMANDS = {
     "train": ("", "scripts", "train a policy: pbcrl train SCRIPT [flags]"),
     "label": ("", "label", "answer the questions of a label folder"),
     "evaluate": ("evaluate.py", "scripts", "play a finished run, compare learned with true costs"),
+    "certify": ("certify.py", "scripts", "bound how often a finished run's policy is unsafe"),
     "report": ("paper/report.py", "scripts", "tables and figures of finished runs"),
     "benchmark": ("paper/benchmark.py", "benchmark", "the paper's experiments"),
 }

@@ -23,6 +23,7 @@ SCRIPTS = {
     "pbcrl train ppo_lag_rlsf": "ppo_lag_rlsf.py",
     "pbcrl train ppo_lag_llm": "ppo_lag_llm.py",
     "pbcrl evaluate": "evaluate.py",
+    "pbcrl certify": "certify.py",
     "pbcrl report": "paper/report.py",
     "pbcrl benchmark": "paper/benchmark.py",
     "pbcrl demo": "demo.py",

@@ -140,6 +140,7 @@ def test_a_training_script_of_the_wheel_runs_by_its_command(built, tmp_path):
         (["train", "ppo_lag", *flags.split(), "run"], "play it again: pbcrl evaluate runs/run"),
         (["train", "ppo_lag_pbcrl", *labels.split(), *flags.split(), "own"], "evaluate runs/own"),
         (["evaluate", "runs/run", "--episodes", "2"], "-- policy"),
+        (["certify", "runs/run", "--episodes", "2"], "certified: "),
     ]:
         run = subprocess.run(
             [sys.executable, "-c", code, *words],
@@ -164,7 +165,7 @@ def pbcrl_command(*words, cwd=ROOT):
 
 def test_the_command_lists_its_commands_and_the_version():
     shown = pbcrl_command("--help").stdout
-    assert all(f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "report"))
+    assert all(f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "certify"))
     assert "ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf" in shown
     import pbcrl
 
@@ -174,7 +175,7 @@ def test_the_command_lists_its_commands_and_the_version():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fly"], "a command is demo, train, label, evaluate, report, benchmark, got 'fly'"),
+        (["fly"], "a command is demo, train, label, evaluate, certify, report, benchmark, got 'fly'"),
         (
             ["train"],
             "runs ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got ",

@@ -26,6 +26,7 @@ from pbcrl.metrics import (
 )
 from pbcrl.storage import write_atomically
 from pbcrl_script_utils.envs import action_bounds, horizon_of, make_envs, outcomes
+from pbcrl_script_utils.replays import RecordStarts, Replays
 from pbcrl_script_utils.run import Run
 from pbcrl_script_utils.verdict import interval
 from pbcrl_script_utils.video import film
@@ -134,14 +135,28 @@ def play(
     deterministic: bool,
     needs_cost: bool = True,
     threads: int = 1,
+    replays: Replays | None = None,
 ) -> tuple[np.ndarray, list[Trajectory]]:
     """Play one episode in each of `episodes` seeded envs, with a progress bar.
+
+    Args:
+        policy: Any script's agent.
+        env_id: As `make_envs` takes it.
+        episodes: How many.
+        seed: Of the first env; the next have the next ones.
+        deterministic: Whether to take the mean action.
+        needs_cost: Whether an env without a true cost is refused.
+        threads: Of batched physics.
+        replays: Told how the episodes can be played again, for people to see.
 
     Returns:
         Returns, (episodes,), and trajectories with true costs, or without any if the env reports
         none and `needs_cost` is false. An episode that is discarded is played again.
     """
-    envs = RecordTrajectories(make_envs(env_id, episodes, threads=threads), needs_cost=needs_cost)
+    envs: Any = make_envs(env_id, episodes, threads=threads)
+    envs = RecordTrajectories(envs, needs_cost=needs_cost)
+    if replays is not None:
+        envs = RecordStarts(envs, env_id, replays)
     low, high, *_ = action_bounds(envs)
     noise = None if deterministic else torch.Generator().manual_seed(seed)
     found: list[Trajectory | None] = [None] * episodes

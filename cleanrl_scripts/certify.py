@@ -1,0 +1,193 @@
+"""Certify a policy: how often it is unsafe at most, by fresh episodes that somebody judges.
+
+`pbcrl certify runs/NAME` plays episodes that the run has never seen with the policy that it leaves,
+policy.safetensors. People say which of them are safe, through a label folder, or the true cost
+does. What comes out is written into the run's folder and its model card.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import tyro
+
+from pbcrl import FolderOracle, Query, Trajectory
+from pbcrl.errors import StorageError
+from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
+from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
+from pbcrl_script_utils.card import CARD
+from pbcrl_script_utils.certificate import (
+    Certificate,
+    add_certificate,
+    read_certificates,
+    sha256,
+)
+from pbcrl_script_utils.envs import resolve_cost_limit
+from pbcrl_script_utils.evaluation import play, true_costs
+from pbcrl_script_utils.launch import main
+from pbcrl_script_utils.replays import Replays
+from pbcrl_script_utils.resume import read_args
+
+
+@dataclass(frozen=True)
+class Args:
+    run: Annotated[str, tyro.conf.Positional]
+    """folder of the run"""
+    label_folder: str | None = None
+    """where people judge the episodes (pbcrl label FOLDER), two in a question; default: certificate
+    in the run's folder if people labelled for the run, else the true cost judges"""
+    cost_limit: CostLimit | None = None
+    """d, highest safe episode cost, if the true cost judges; default: the one of the run"""
+    max_unsafe_rate: OpenShare = 0.05
+    """p*, what P(unsafe) has to be below at 95 %"""
+    episodes: Count = 60
+    """episodes to judge; for a p* of 0.05 at least 59"""
+    seed: NonNegativeInt = 1_500_000
+    """of the first episode, the next have the next ones; not in use by training or evaluation"""
+    stochastic: bool = False
+    """sample actions instead of taking their mean"""
+    safe_policy: bool = False
+    """the best policy that labels called safe, policy_safe.safetensors, instead of the last"""
+    threads: Count = 1
+    """threads of nets and batched physics"""
+
+
+class Shipped:
+    """A policy from its file, as `play` takes one."""
+
+    def __init__(self, policy: Policy, *, seed: int) -> None:
+        self._policy, self._rng = policy, np.random.default_rng(seed)
+
+    def act(self, obs: np.ndarray, noise: torch.Generator | None = None) -> np.ndarray:
+        """Return actions (N, act_dim); the mean without noise."""
+        return self._policy(obs, rng=None if noise is None else self._rng)
+
+
+def load(folder: Path, *, safe: bool) -> tuple[Policy, str]:
+    """Return the policy of a run that is shipped, and the sha256 of its file.
+
+    Raises:
+        StorageError: If the run has none.
+    """
+    path = folder / (SAFE_POLICY_FILE if safe else POLICY_FILE)
+    if safe and not path.exists():
+        raise StorageError(
+            f"--safe-policy certifies {path.name}, but {folder} has none: labels called no policy "
+            "of this run safe; leave the flag out for the last policy"
+        )
+    policy = load_policy(path if safe else folder)
+    return policy, sha256(path)
+
+
+def check_fresh(args: Args, trained: dict[str, Any], earlier: list[Certificate]) -> None:
+    """Refuse episodes that somebody has looked at, since the policy may have been chosen by them.
+
+    Raises:
+        ValueError: If there are some.
+    """
+    seed = trained["seed"]
+    used = {
+        "training": range(seed + 500_000, seed + 500_000 + trained["num_envs"]),
+        "evaluation": range(seed + 1_000_000, seed + 1_000_000 + trained["eval_episodes"]),
+    }
+    used |= {
+        f"certificate {i}": range(one.seed, one.seed + one.episodes)
+        for i, one in enumerate(earlier, start=1)
+    }
+    for what, seeds in used.items():
+        if args.seed < seeds.stop and seeds.start < args.seed + args.episodes:
+            free = max([1_500_000, *(one.seed + one.episodes for one in earlier)])
+            raise ValueError(
+                f"a certificate is by episodes that nothing was chosen by, but the seeds "
+                f"{max(args.seed, seeds.start)} to "
+                f"{min(args.seed + args.episodes, seeds.stop) - 1} belong to {what}; give --seed "
+                f"{free}"
+            )
+
+
+def judged_by_people(args: Args, episodes: list[Trajectory], replays: Replays) -> np.ndarray:
+    """Return whether people call each episode safe, (E,); waits for them.
+
+    "I can't tell" is not safe.
+    """
+    folder = _label_folder(args)
+    oracle = FolderOracle(
+        folder,
+        run=f"certificate of {Path(args.run).resolve()}, seed {args.seed}",
+        show=replays.of,
+        say=lambda text: print(f"   {text}", flush=True),
+    )
+    pairs = [Query(*pair) for pair in zip(episodes[::2], episodes[1::2], strict=True)]
+    print(f"   {len(pairs)} questions wait: pbcrl label {folder}", flush=True)
+    labels = oracle.label(pairs)
+    oracle.close()
+    safe: np.ndarray = np.array([(one.first_safe, one.second_safe) for one in labels]).ravel() == 1
+    return safe
+
+
+def certify(args: Args) -> Certificate:
+    """Play, have judged, and write down what that says; see the module."""
+    check_args(args)
+    torch.set_num_threads(args.threads)
+    folder = Path(args.run)
+    trained = read_args(folder)
+    policy, digest = load(folder, safe=args.safe_policy)
+    by_people = args.label_folder is not None or trained.get("label_folder") is not None
+    if by_people and args.episodes % 2:
+        raise ValueError(
+            "people see two episodes in a question, so --episodes must be even, got "
+            f"{args.episodes}; give {args.episodes + 1}"
+        )
+    limit = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
+    limit = resolve_cost_limit(policy.env_id, limit, needed=not by_people)
+    if not by_people and not math.isfinite(limit):
+        raise ValueError(
+            "what is safe must be known: the run has no limit; give --cost-limit, or "
+            "--label-folder to ask people"
+        )
+    check_fresh(args, trained, read_certificates(folder))
+    replays = Replays(_label_folder(args, make=True)) if by_people else None
+    _, episodes = play(
+        Shipped(policy, seed=args.seed),
+        policy.env_id,
+        episodes=args.episodes,
+        seed=args.seed,
+        deterministic=not args.stochastic,
+        needs_cost=not by_people,
+        threads=args.threads,
+        replays=replays,
+    )
+    if replays is None:
+        safe, judge = true_costs(episodes) <= limit, f"the true cost, at most {limit:g}"
+    else:
+        safe, judge = judged_by_people(args, episodes, replays), "people"
+    kind = "stochastic" if args.stochastic else "deterministic"
+    made = Certificate(
+        policy=f"{kind} safe" if args.safe_policy else kind,
+        env_id=policy.env_id,
+        seed=args.seed,
+        episodes=args.episodes,
+        unsafe=int((~safe).sum()),
+        judged_by=judge,
+        max_unsafe_rate=args.max_unsafe_rate,
+        sha256=digest,
+    )
+    add_certificate(folder, made, card=CARD)
+    print(f"{made} ({made.policy} policy)")
+    return made
+
+
+def _label_folder(args: Args, *, make: bool = False) -> Path:
+    folder = Path(args.run) / "certificate" if not args.label_folder else Path(args.label_folder)
+    if make:
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main(certify, Args)

@@ -1,0 +1,173 @@
+"""What a certificate says of a policy: how often it is unsafe at most, by fresh labelled episodes.
+
+A run's certificates are lines of `certificates.jsonl` in its folder, those that failed included:
+whoever tries often enough has luck.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pbcrl.errors import StorageError
+from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE
+from pbcrl.storage import write_atomically
+
+CERTIFICATES = "certificates.jsonl"
+"""Of a run's folder."""
+CONFIDENCE = 0.95
+"""Share of certificates, at the least, whose bound is true."""
+
+POLICIES = POLICY_FILE, SAFE_POLICY_FILE
+"""Of a run's folder: what can be certified."""
+
+_HEAD = "## Certificates"
+_MOST_EPISODES = 100_000  # that anybody would play
+
+
+def unsafe_bound(unsafe: int, episodes: int) -> float:
+    """Return the highest P(unsafe) that fits what was seen, exactly (Clopper and Pearson 1934).
+
+    One-sided: of policies whose P(unsafe) is higher, one in twenty at most shows so few. 0 of 60 is
+    0.049, 4 of 60 is 0.146.
+
+    Args:
+        unsafe: Episodes that were unsafe, at most `episodes`.
+        episodes: All that were judged, drawn independently, >= 1.
+    """
+    from scipy.stats import beta  # a quarter of a second
+
+    if unsafe == episodes:
+        return 1.0
+    return float(beta.ppf(CONFIDENCE, unsafe + 1, episodes - unsafe))
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A policy, the episodes that it was judged by, and what came out."""
+
+    policy: str
+    """What was played: "deterministic" or "stochastic", maybe with "safe"."""
+    env_id: str
+    seed: int
+    """Of the first episode; the next have the next ones."""
+    episodes: int
+    unsafe: int
+    """Those not called safe."""
+    judged_by: str
+    """Who says what is safe."""
+    max_unsafe_rate: float
+    """What P(unsafe) has to be below, p*."""
+    sha256: str
+    """Of the file of the policy."""
+
+    @property
+    def bound(self) -> float:
+        """Highest P(unsafe) at 95 %."""
+        return unsafe_bound(self.unsafe, self.episodes)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the policy is certified."""
+        return self.bound <= self.max_unsafe_rate
+
+    def __str__(self) -> str:
+        seen = f"{self.episodes - self.unsafe} of {self.episodes} episodes"
+        if self.holds:
+            return f"certified: P(unsafe) <= {self.bound:.1%} at 95 %, by {seen}"
+        return (
+            f"not certified: {self.unsafe} of {self.episodes} episodes unsafe, P(unsafe) may be "
+            f"{self.bound:.1%}, and {self.max_unsafe_rate:.3g} is allowed; {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        if self.unsafe >= self.max_unsafe_rate * self.episodes:
+            return "what was seen is above that as well: train on, or under a lower limit"
+        enough = self._enough()
+        if enough is None:
+            return "it is so near that no number of episodes tells"
+        share = "if none is unsafe" if not self.unsafe else "if as few of them are unsafe"
+        return (
+            f"{enough} fresh ones would do {share}: --episodes {enough} --seed "
+            f"{self.seed + self.episodes}"
+        )
+
+    def _enough(self) -> int | None:
+        """How many episodes would be certified at the same share of unsafe ones."""
+        number = self.episodes
+        while number < _MOST_EPISODES:
+            number = math.ceil(number * 1.01) + 1
+            unsafe = math.ceil(number * self.unsafe / self.episodes)
+            if unsafe_bound(unsafe, number) <= self.max_unsafe_rate:
+                break
+        else:
+            return None
+        while unsafe_bound(unsafe, number - 1) <= self.max_unsafe_rate:
+            number -= 1
+            unsafe = math.ceil(number * self.unsafe / self.episodes)
+        return number + number % 2  # people see two at a time
+
+
+def read_certificates(folder: Path) -> list[Certificate]:
+    """Return the certificates of a run, the oldest first.
+
+    Raises:
+        StorageError: If they are damaged.
+    """
+    path = folder / CERTIFICATES
+    if not path.exists():
+        return []
+    try:
+        return [Certificate(**json.loads(line)) for line in path.read_text().splitlines()]
+    except (OSError, TypeError, ValueError) as error:
+        raise StorageError(
+            f"{path} has one certificate per line, but cannot be read ({error}); restore it, or "
+            "move it away: a new one counts only beside those that failed"
+        ) from error
+
+
+def add_certificate(folder: Path, new: Certificate, *, card: str) -> None:
+    """Add a certificate to those of a run, and to its model card, if it has one.
+
+    The card has those of the policies that are in the folder now: training may have gone on.
+
+    Raises:
+        StorageError: If they cannot be read or written.
+    """
+    all_of_them = [*read_certificates(folder), new]
+    text = "".join(json.dumps(asdict(one)) + "\n" for one in all_of_them)
+    write_atomically(folder / CERTIFICATES, text.encode())
+    path = folder / card
+    if path.exists():
+        present = {sha256(p) for p in map(folder.joinpath, POLICIES) if p.exists()}
+        current = [one for one in all_of_them if one.sha256 in present]
+        above = path.read_text().partition(f"\n{_HEAD}\n")[0].rstrip("\n")
+        write_atomically(path, f"{above}\n\n{section(current)}".encode())
+
+
+def sha256(path: Path) -> str:
+    """That of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def section(certificates: Sequence[Certificate]) -> str:
+    """The certificates of a run as a section of its model card, in Markdown."""
+    return "\n".join(
+        [
+            _HEAD,
+            "",
+            "| policy | judged by | seeds | unsafe | P(unsafe) at 95 % | |",
+            "|---|---|---|---|---|---|",
+            *(
+                f"| {one.policy} | {one.judged_by} | {one.seed} to {one.seed + one.episodes - 1} "
+                f"| {one.unsafe} of {one.episodes} | at most {one.bound:.1%} | "
+                f"{'certified' if one.holds else 'not certified'} for {one.max_unsafe_rate:g} |"
+                for one in certificates
+            ),
+            "",
+        ]
+    )

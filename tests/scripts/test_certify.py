@@ -1,0 +1,185 @@
+"""`certify.py`: the bound by hand and by its law, and the way from a run to its certificate."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from pbcrl.errors import StorageError
+from pbcrl_script_utils.certificate import (
+    CERTIFICATES,
+    Certificate,
+    read_certificates,
+    unsafe_bound,
+)
+
+from ..people import answering
+from .conftest import load
+from .runs import small_pbcrl, small_ppo_lag
+
+
+@pytest.fixture(scope="module")
+def certify():
+    return load("certify")
+
+
+def certificate(unsafe, episodes, *, rate=0.05):
+    return Certificate(
+        policy="deterministic",
+        env_id="PointHazards-v0",
+        seed=7,
+        episodes=episodes,
+        unsafe=unsafe,
+        judged_by="people",
+        max_unsafe_rate=rate,
+        sha256="",
+    )
+
+
+# -- The bound -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unsafe", "episodes"), [(0, 1), (0, 60), (1, 60), (4, 60), (59, 60)])
+def test_at_the_bound_so_few_are_seen_once_in_twenty_times(unsafe, episodes):
+    bound = unsafe_bound(unsafe, episodes)
+    assert math.isclose(binom.cdf(unsafe, episodes, bound), 0.05, abs_tol=1e-9)
+
+
+def test_the_bound_of_none_is_that_of_all_going_well():
+    assert math.isclose(unsafe_bound(0, 60), 1 - 0.05 ** (1 / 60))
+    assert unsafe_bound(60, 60) == 1.0
+
+
+@pytest.mark.parametrize("episodes", [1, 20, 60, 400])
+def test_whatever_the_policy_is_the_bound_is_true_at_least_95_times_in_100(episodes):
+    bounds = np.array([unsafe_bound(k, episodes) for k in range(episodes + 1)])
+    for truth in np.linspace(0, 1, 101):
+        chance = binom.pmf(np.arange(episodes + 1), episodes, truth)
+        assert chance[bounds >= truth].sum() >= 0.95 - 1e-9
+
+
+# -- What is said ----------------------------------------------------------------------------------
+
+
+def test_what_is_said_of_a_policy_that_is_certified():
+    assert str(certificate(0, 60)) == "certified: P(unsafe) <= 4.9% at 95 %, by 60 of 60 episodes"
+
+
+def test_what_is_said_of_one_that_is_unsafe():
+    assert str(certificate(4, 60)) == (
+        "not certified: 4 of 60 episodes unsafe, P(unsafe) may be 14.6%, and 0.05 is allowed; what "
+        "was seen is above that as well: train on, or under a lower limit"
+    )
+
+
+@pytest.mark.parametrize(("unsafe", "episodes", "enough"), [(0, 20, 60), (0, 58, 60), (1, 60, 154)])
+def test_how_many_episodes_would_do_is_said(unsafe, episodes, enough):
+    found = certificate(unsafe, episodes)
+    assert f"; {enough} fresh ones would do" in str(found)
+    assert str(found).endswith(f"--episodes {enough} --seed {7 + episodes}")
+    again = math.ceil(enough * unsafe / episodes)
+    assert certificate(again, enough).holds
+    assert not certificate(math.ceil((enough - 2) * unsafe / episodes), enough - 2).holds
+
+
+def test_what_lies_too_near_says_so():
+    assert "so near that no number of episodes tells" in str(certificate(49_999, 1_000_000))
+
+
+# -- From a run to its certificate -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(scripts, tmp_path_factory):
+    options = {"offline_queries": 0, "online_queries": 12}
+    return scripts.ppo_lag_pbcrl.train(
+        small_pbcrl(scripts, tmp_path_factory.mktemp("runs"), None, **options)
+    )
+
+
+@pytest.fixture
+def clean(run):
+    """The run, without certificates."""
+    card, kept = run / "cost_model.md", (run / "cost_model.md").read_text()
+    yield run
+    card.write_text(kept)
+    (run / CERTIFICATES).unlink(missing_ok=True)
+
+
+def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
+    found = certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=1e9))
+    assert (found.unsafe, found.episodes, found.judged_by) == (
+        0,
+        20,
+        "the true cost, at most 1e+09",
+    )
+    assert capsys.readouterr().out.startswith("not certified: 0 of 20 episodes unsafe")
+    nothing = certify.Args(run=str(clean), episodes=20, cost_limit=0, seed=1_500_020)
+    unsafe = certify.certify(nothing).unsafe
+    assert read_certificates(clean) == [found, read_certificates(clean)[1]]
+    card = (clean / "cost_model.md").read_text()
+    assert card.count("## Certificates") == 1
+    assert "| 0 of 20 | at most 13.9% | not certified for 0.05 |" in card
+    assert f"| 1500020 to 1500039 | {unsafe} of 20 |" in card
+
+
+def test_people_judge_and_can_go_on_later(certify, clean, tmp_path, capsys):
+    folder = tmp_path / "questions"
+    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=8)
+    # The first input of the toy is where the point is.
+    with answering(folder, lambda episode: float(episode.obs[0, 0] > 0), limit=0.5):
+        found = certify.certify(args)
+    assert "4 questions wait: pbcrl label" in capsys.readouterr().out
+    assert found.judged_by == "people"
+    (clean / CERTIFICATES).unlink()  # as if the process had been killed before the last answer
+    assert certify.certify(args) == found  # the same episodes, whose answers are there
+    assert 0 < found.unsafe < 8
+
+
+def test_the_card_leaves_out_what_was_said_of_another_policy(certify, clean):
+    old = certificate(0, 60)
+    (clean / CERTIFICATES).write_text(
+        '{"policy": "deterministic", "env_id": "PointHazards-v0", "seed": 7, "episodes": 60, '
+        '"unsafe": 0, "judged_by": "people", "max_unsafe_rate": 0.05, "sha256": ""}\n'
+    )
+    assert read_certificates(clean) == [old]
+    certify.certify(certify.Args(run=str(clean), episodes=4, cost_limit=1e9))
+    assert len(read_certificates(clean)) == 2
+    assert "of 60" not in (clean / "cost_model.md").read_text()
+
+
+# -- Bad input -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("seed", "what"), [(500_002, "training"), (999_990, "evaluation"), (1_500_019, "certificate 1")]
+)
+def test_episodes_that_somebody_has_looked_at_are_refused(certify, clean, seed, what):
+    certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5))
+    with pytest.raises(ValueError, match=f"belong to {what}; give --seed 1500020"):
+        certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5, seed=seed))
+
+
+def test_what_people_see_two_at_a_time_is_even(certify, clean, tmp_path):
+    args = certify.Args(run=str(clean), label_folder=str(tmp_path), episodes=59)
+    with pytest.raises(ValueError, match="--episodes must be even, got 59; give 60"):
+        certify.certify(args)
+
+
+def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
+    run = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=math.inf))
+    with pytest.raises(ValueError, match="give --cost-limit, or --label-folder to ask people"):
+        certify.certify(certify.Args(run=str(run)))
+    with pytest.raises(StorageError, match="labels called no policy of this run safe"):
+        certify.certify(certify.Args(run=str(run), cost_limit=5, safe_policy=True))
+    (run / "policy.safetensors").unlink()
+    with pytest.raises(StorageError, match="has none; give the folder of a run"):
+        certify.certify(certify.Args(run=str(run), cost_limit=5))
+
+
+def test_damaged_certificates_are_not_written_over(certify, clean):
+    (clean / CERTIFICATES).write_text('{"policy": "determ')
+    with pytest.raises(StorageError, match=r"certificates.jsonl has one certificate per line"):
+        certify.certify(certify.Args(run=str(clean), episodes=4, cost_limit=5))
+    assert (clean / CERTIFICATES).read_text() == '{"policy": "determ'
