@@ -33,6 +33,9 @@ from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.resume import read_args
 
+QUESTIONS = "certificate"
+"""Folder in a run's for what people are asked, and for how its episodes can be drawn."""
+
 
 @dataclass(frozen=True)
 class Args:
@@ -115,7 +118,7 @@ def judged_by_people(args: Args, episodes: list[Trajectory], replays: Replays) -
 
     "I can't tell" is not safe.
     """
-    folder = _label_folder(args)
+    folder = args.label_folder or Path(args.run) / QUESTIONS
     oracle = FolderOracle(
         folder,
         run=f"certificate of {Path(args.run).resolve()}, seed {args.seed}",
@@ -151,7 +154,10 @@ def certify(args: Args) -> Certificate:
             "--label-folder to ask people"
         )
     check_fresh(args, trained, read_certificates(folder))
-    replays = Replays(_label_folder(args, make=True)) if by_people else None
+    own = folder / QUESTIONS
+    if by_people:
+        own.mkdir(exist_ok=True)
+    replays = Replays(own) if by_people else None
     _, episodes = play(
         Shipped(policy, seed=args.seed),
         policy.env_id,
@@ -180,13 +186,6 @@ def certify(args: Args) -> Certificate:
     add_certificate(folder, made, card=CARD)
     print(f"{made} ({made.policy} policy)")
     return made
-
-
-def _label_folder(args: Args, *, make: bool = False) -> Path:
-    folder = Path(args.run) / "certificate" if not args.label_folder else Path(args.label_folder)
-    if make:
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 if __name__ == "__main__":
