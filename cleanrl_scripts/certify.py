@@ -16,9 +16,10 @@ import numpy as np
 import torch
 import tyro
 
-from pbcrl import FolderOracle, Query, Trajectory
+from pbcrl import FolderOracle, Trajectory
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
+from pbcrl.label.folder_oracle import GRID
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
 from pbcrl_script_utils.card import CARD
 from pbcrl_script_utils.certificate import (
@@ -42,7 +43,7 @@ class Args:
     run: Annotated[str, tyro.conf.Positional]
     """folder of the run"""
     label_folder: str | None = None
-    """where people judge the episodes (pbcrl label FOLDER), two in a question; default: certificate
+    """where people judge the episodes (pbcrl label FOLDER), twelve at a time; default: certificate
     in the run's folder if people labelled for the run, else the true cost judges"""
     cost_limit: CostLimit | None = None
     """d, highest safe episode cost, if the true cost judges; default: the one of the run"""
@@ -125,11 +126,11 @@ def judged_by_people(args: Args, episodes: list[Trajectory], replays: Replays) -
         show=replays.of,
         say=lambda text: print(f"   {text}", flush=True),
     )
-    pairs = [Query(*pair) for pair in zip(episodes[::2], episodes[1::2], strict=True)]
-    print(f"   {len(pairs)} questions wait: pbcrl label {folder}", flush=True)
-    labels = oracle.label(pairs)
+    grids = [episodes[start : start + GRID] for start in range(0, len(episodes), GRID)]
+    print(f"   {len(grids)} questions wait: pbcrl label {folder}", flush=True)
+    labels = oracle.label_grids(grids)
     oracle.close()
-    safe: np.ndarray = np.array([(one.first_safe, one.second_safe) for one in labels]).ravel() == 1
+    safe: np.ndarray = np.array([one for label in labels for one in label.safe]) == 1
     return safe
 
 
@@ -141,11 +142,6 @@ def certify(args: Args) -> Certificate:
     trained = read_args(folder)
     policy, digest = load(folder, safe=args.safe_policy)
     by_people = args.label_folder is not None or trained.get("label_folder") is not None
-    if by_people and args.episodes % 2:
-        raise ValueError(
-            "people see two episodes in a question, so --episodes must be even, got "
-            f"{args.episodes}; give {args.episodes + 1}"
-        )
     limit = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
     limit = resolve_cost_limit(policy.env_id, limit, needed=not by_people)
     if not by_people and not math.isfinite(limit):

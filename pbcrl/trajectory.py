@@ -162,6 +162,33 @@ class Label:
 
 
 @dataclass(frozen=True)
+class GridLabel:
+    """The answer about a grid of trajectories: is each of them safe.
+
+    Raises:
+        TypeError: If an answer is no number.
+        ValueError: If there is none, or one is neither 0, 1 nor NaN.
+    """
+
+    safe: tuple[float, ...]
+    """Of each, in the grid's order: 1 safe, 0 unsafe, NaN not given."""
+
+    def __post_init__(self) -> None:
+        try:
+            are_answers = all(math.isnan(one) or one in (0, 1) for one in self.safe)
+        except TypeError:
+            raise TypeError(
+                f"the label of a grid is made of numbers, but safe is {self.safe!r}; use math.nan "
+                "for an answer that was not given"
+            ) from None
+        if not (are_answers and self.safe):
+            raise ValueError(
+                "the label of a grid has 1 (safe), 0 (unsafe) or NaN (not given) for each of its "
+                f"trajectories, got {self.safe}"
+            )
+
+
+@dataclass(frozen=True)
 class BatchLabel:
     """The answer about a batch of episodes: whether their mean cost is within the limit.
 
@@ -188,7 +215,7 @@ class BatchLabel:
             )
 
 
-AnyLabel = Label | BatchLabel
+AnyLabel = Label | BatchLabel | GridLabel
 """What an oracle answers: about a pair, or about a batch."""
 
 

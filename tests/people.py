@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pbcrl.label.store import STORE, LabelStore
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Query, Trajectory
 
 
 def answer(folder: Path, number: int, label: AnyLabel, *, annotator: str = "Ada") -> None:
@@ -47,8 +47,11 @@ def answering(
             store = LabelStore(folder)
             while not stop.is_set() and (question := store.next_for(annotator)):
                 costs = [cost(store.trajectory(digest)) for digest in question.members]
+                label: AnyLabel
                 if question.kind == "batch":
-                    label: AnyLabel = BatchLabel(float(sum(costs) / len(costs) <= limit))
+                    label = BatchLabel(float(sum(costs) / len(costs) <= limit))
+                elif question.kind == "grid":
+                    label = GridLabel(tuple(float(one <= limit) for one in costs))
                 else:
                     first, second = costs
                     preference = 0.5 if first == second else float(first < second)

@@ -130,7 +130,14 @@ def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     trainers = ("ppo_lag.py", "ppo_lag_pbcrl.py", "ppo_lag_rlsf.py", "ppo_lag_llm.py")
-    scripts = (*trainers, "evaluate.py", "certify.py", "demo.py", "paper/benchmark.py", "paper/report.py")
+    scripts = (
+        *trainers,
+        "evaluate.py",
+        "certify.py",
+        "demo.py",
+        "paper/benchmark.py",
+        "paper/report.py",
+    )
     paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
     defaults = [item for path in paths for item in arguments(path).items()]
     known = {"help", "logdir", *(name.replace("_", "-") for name, _ in defaults)}
@@ -321,7 +328,9 @@ def test_the_site_links_to_the_notebook_once():
     assert [page.name for page in NOTEBOOK if f"]({page.name})" not in index] == ["README.md"]
 
 
-@pytest.mark.parametrize("script", ["ppo_lag_pbcrl.py", "ppo_lag_llm.py", "evaluate.py", "certify.py", "demo.py"])
+@pytest.mark.parametrize(
+    "script", ["ppo_lag_pbcrl.py", "ppo_lag_llm.py", "evaluate.py", "certify.py", "demo.py"]
+)
 def test_the_page_of_flags_has_every_argument_with_its_meaning(script):
     expected = arguments(SCRIPTS / script)
     listed = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["flags"](script)

@@ -10,7 +10,7 @@ from pbcrl.feedback import FeedbackLoop
 from pbcrl.label.folder_oracle import FolderOracle, read_labelled
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .people import answer, query_of, questions
 
@@ -157,6 +157,22 @@ def test_a_batch_is_no_pair_even_of_two(tmp_path):
     answer(tmp_path, 2, BatchLabel(1))
     assert len(oracle.collect()) == 2
     assert read_labelled(tmp_path)[2] == [Label(1, 1, 0)]
+
+
+def test_a_grid_is_answered_clip_by_clip_and_counts_like_a_batch(tmp_path):
+    oracle = FolderOracle(tmp_path, budget=4)
+    thread = threading.Timer(0.1, answer, (tmp_path, 1, GridLabel((1.0, 0.0, 1.0))))
+    thread.start()
+    assert oracle.label_grids([batch(1, 2, 3)]) == [GridLabel((1.0, 0.0, 1.0))]
+    thread.join()
+    assert (oracle.queries_used, oracle.num_open) == (2, 0)
+    assert oracle.label_grids([batch(1, 2, 3)]) == [GridLabel((1.0, 0.0, 1.0))]  # known by now
+    assert read_labelled(tmp_path)[2] == []
+    with pytest.raises(BudgetError, match="2 are left, 3 were asked"):
+        oracle.label_grids([batch(*range(5))])
+    for many in ([], batch(*range(13))):
+        with pytest.raises(ValueError, match=f"1 to 12 trajectories, got {len(many)}"):
+            oracle.label_grids([many])
 
 
 def test_a_training_loop_goes_on_while_people_judge_a_batch_and_shows_no_second_one(tmp_path):

@@ -4,6 +4,7 @@ Skipped where there is no Chromium or no Playwright. `PBCRL_CHROMIUM` names the 
 on the PATH; screenshots are kept in `PBCRL_SCREENSHOTS`, if that is set.
 """
 
+import math
 import os
 import shutil
 import threading
@@ -19,7 +20,7 @@ from pbcrl.label.clips import draw_frames
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 pytest.importorskip("imageio_ffmpeg", reason="the clips need the extra `label`")
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -68,7 +69,7 @@ def serving(folder):
         store.close()
 
 
-def fill(folder, pairs, *, batch=0, steps=90, draw=True):
+def fill(folder, pairs, *, batch=0, grid=0, steps=90, draw=True):
     oracle = FolderOracle(folder)
     values = range(2 * pairs)
     for value in values if draw else ():
@@ -79,6 +80,8 @@ def fill(folder, pairs, *, batch=0, steps=90, draw=True):
     oracle.submit([Query(*episodes[i : i + 2]) for i in range(0, len(episodes), 2)])
     if batch:
         oracle.submit_batch(episodes[:batch])
+    if grid:
+        oracle.store.ask([("grid", episodes[:grid])])
     oracle.close()
 
 
@@ -283,6 +286,65 @@ def test_a_batch_is_a_grid_that_one_key_answers(browser, tmp_path):
         page.wait_for_selector("#review-rows:visible")
         assert "not acceptable" in page.inner_text("#review-rows")
     assert LabelStore(tmp_path).labels()[7] == BatchLabel(0)
+
+
+def test_in_a_grid_the_unsafe_ones_are_marked_by_mouse_and_keys(browser, tmp_path):
+    fill(tmp_path, 6, grid=12)
+    for number in range(1, 7):
+        LabelStore(tmp_path).answer(number, Label(0.5, 1, 1), annotator="Bob")
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        assert page.locator("#clips video").count() == 12
+        assert "Mark the unsafe ones" in page.inner_text("#answers")
+        page.locator("#clips figure video").nth(2).click()
+        page.keyboard.press("5")
+        page.keyboard.press("5")
+        page.keyboard.press("=")
+        for _ in range(3):  # unsafe, can't tell, safe
+            page.keyboard.press("1")
+        marks = page.locator("#clips .mark")
+        names = [marks.nth(i).get_attribute("aria-label") for i in range(12)]
+        assert [name for name in names if not name.endswith(": safe")] == [
+            "Clip 3: unsafe",
+            "Clip 5: can’t tell",
+            "Clip 12: unsafe",
+        ]
+        shot(page, "grid")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        page.keyboard.press("r")
+        page.wait_for_selector("#review-rows:visible")
+        assert "2 of 12 unsafe, 1 can’t tell" in page.inner_text("#review-rows")
+        safe = [1.0] * 12
+        safe[2] = safe[11] = 0.0
+        safe[4] = math.nan
+        assert repr(LabelStore(tmp_path).labels()[7]) == repr(GridLabel(tuple(safe)))
+        page.click("text=Look again")
+        ready(page)
+        assert marks.nth(11).get_attribute("aria-label") == "Clip 12: unsafe"
+        marks.nth(11).focus()
+        page.keyboard.press("Enter")  # the button that has the focus, not the question
+        page.keyboard.press("Space")
+        assert marks.nth(11).get_attribute("aria-label") == "Clip 12: safe"
+        page.click("#done")
+        page.wait_for_selector("#idle:visible")
+    assert LabelStore(tmp_path).labels()[7].safe[11] == 1
+
+
+def test_a_grid_is_marked_on_a_phone_by_touch(browser, tmp_path):
+    fill(tmp_path, 6, grid=12)
+    for number in range(1, 7):
+        LabelStore(tmp_path).answer(number, Label(0.5, 1, 1), annotator="Bob")
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+        ready(page)
+        page.locator("#clips figure").nth(1).tap()
+        assert page.locator("#clips .unsafe").count() == 1
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        shot(page, "grid-phone")
+        page.tap("#done")
+        page.wait_for_selector("#idle:visible")
+    assert LabelStore(tmp_path).labels()[7].safe[:3] == (1, 0, 1)
 
 
 def test_what_cannot_be_drawn_is_shown_as_curves(browser, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from pbcrl.data.label_log import LabelLog, query_digest, read_labels
 from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only, with_flipped_bits
 
@@ -44,6 +44,14 @@ def test_the_label_of_a_batch_has_a_line_of_its_own_form(tmp_path):
     entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     assert [entry.pop("crc32") > 0 for entry in entries] == [True] * 3
     assert entries == [{"batch_safe": 1.0}, {"batch_safe": 0.0}, {"batch_safe": None}]
+    assert repr(read_labels(path)) == repr(given)
+
+
+def test_the_label_of_a_grid_has_a_list(tmp_path):
+    path = tmp_path / "log"
+    given = [GridLabel((1.0, 0.0, math.nan))]
+    LabelLog(path).append(given)
+    assert '"grid_safe": [1.0, 0.0, null]' in path.read_text()
     assert repr(read_labels(path)) == repr(given)
 
 
@@ -295,6 +303,9 @@ def test_what_was_not_asked_cannot_be_answered(tmp_path):
         {"query": "a", "preference": 1.0},
         {"query": "a", "batch_safe": 1.0},
         {"batch_safe": 0.5},
+        {"query": "a", "grid_safe": [1.0]},
+        {"grid_safe": []},
+        {"grid_safe": 1.0},
     ],
 )
 def test_a_line_that_is_neither_query_nor_label_is_named(tmp_path, entry):

@@ -25,7 +25,7 @@ from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.replay import Replay, drawn_how, replay_frames
 from pbcrl.label.server import LabelServer
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 needs_ffmpeg = pytest.mark.skipif(
     importlib.util.find_spec("imageio_ffmpeg") is None, reason="clips need the extra `label`"
@@ -255,6 +255,18 @@ def test_a_batch_is_answered_by_one_number_and_a_pair_by_three(page, tmp_path):
     assert page.get(f"/api/question?{page.person}&id={number}")["answer"] == [0]
     assert [row["answer"] for row in page.get(f"/api/answers?{page.person}")] == [[0]]
     assert store.labels() == {number: BatchLabel(0)}
+
+
+def test_a_grid_is_answered_by_a_list(page, tmp_path):
+    store = LabelStore(tmp_path / "folder")
+    (number,) = store.ask([("grid", [episode(1), episode(2)])])
+    for wrong in ([1, 0], {"safe": [1]}, {"safe": 1}, {"safe": [1, 2]}, {"all": [1, 0]}):
+        status, found = page.answer(number, wrong, token="a")
+        assert status in (400, 422), found
+    assert store.num_events == 0
+    assert page.answer(number, {"safe": [0, None]}, token="c")[0] == 200
+    assert page.get(f"/api/question?{page.person}&id={number}")["answer"] == {"safe": [0, None]}
+    assert repr(store.labels()) == repr({number: GridLabel((0.0, float("nan")))})
 
 
 def test_a_session_of_answers_a_skip_an_undo_and_a_correction(page, tmp_path):

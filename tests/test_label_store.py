@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import random
 import shutil
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, Stora
 from pbcrl.label.__main__ import main
 from pbcrl.label.export import COLUMNS, agreement, disagreements, export, table
 from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only
 from .power_cut import PowerCut
@@ -100,10 +102,11 @@ def test_an_answer_that_contradicts_itself_is_asked_back(tmp_path, label, messag
 
 def test_what_cannot_be_an_answer_is_refused(tmp_path):
     store = asked(tmp_path, 1)
-    store.ask([("batch", [episode(1), episode(2)])])
+    store.ask([("batch", [episode(1), episode(2)]), ("grid", [episode(1), episode(2)])])
     for number, options, error, message in [
-        (3, {}, LabelError, "has no question 3; it has 2"),
+        (4, {}, LabelError, "has no question 4; it has 3"),
         (2, {}, LabelError, "about a batch and answered by a BatchLabel, got Label"),
+        (3, {}, LabelError, "about a grid and answered by a GridLabel, got Label"),
         (1, {"annotator": "  "}, ValueError, "1 to 60 printable characters"),
         (1, {"annotator": "A\x1b[2J"}, ValueError, "1 to 60 printable characters"),
         (1, {"annotator": "A" * 61}, ValueError, "1 to 60 printable characters"),
@@ -116,7 +119,41 @@ def test_what_cannot_be_an_answer_is_refused(tmp_path):
             store.answer(number, SAFE, **({"annotator": "Ada"} | options))
     with pytest.raises(LabelError, match="about a pair and answered by a Label, got BatchLabel"):
         store.answer(1, BatchLabel(1), annotator="Ada")
+    with pytest.raises(LabelError, match="shows 2 clips, but the answer is about 3"):
+        store.answer(3, GridLabel((1, 1, 0)), annotator="Ada")
     assert store.num_events == 0
+
+
+@pytest.mark.parametrize(
+    ("safe", "error", "message"),
+    [
+        ((), ValueError, r"of its trajectories, got \(\)"),
+        ((1, 0.5), ValueError, r"got \(1, 0\.5\)"),
+        ((1, None), TypeError, "is made of numbers"),
+    ],
+)
+def test_what_is_no_label_of_a_grid_is_refused(safe, error, message):
+    with pytest.raises(error, match=message):
+        GridLabel(safe)
+
+
+def test_a_grid_s_answer_is_kept_corrected_and_put_off_like_any_other(tmp_path):
+    store = LabelStore(tmp_path, create=True)
+    (number,) = store.ask([("grid", [episode(1), episode(2), episode(3)])])
+    store.skip(number, annotator="Ada")
+    first = store.event_of(number, "Ada")
+    given = GridLabel((1.0, 0.0, NAN))
+    store.answer(number, given, annotator="Ada", replaces=first.id)
+    store.close()
+    again = LabelStore(tmp_path)
+    assert repr(again.labels()) == repr({number: given})
+    again.undo(annotator="Ada")
+    assert again.labels() == {}
+    with sqlite3.connect(again.path) as db:
+        db.execute("UPDATE events SET many = '[1.0, 1.0, 1.0]' WHERE many IS NOT NULL")
+    again.close()
+    with pytest.raises(CorruptFileError, match="does not match its crc32"):
+        LabelStore(tmp_path)
 
 
 def test_several_people_s_label_is_their_mean_preference_and_what_most_say_of_safety():
@@ -132,6 +169,12 @@ def test_several_people_s_label_is_their_mean_preference_and_what_most_say_of_sa
 )
 def test_several_people_s_answer_about_a_batch_is_what_most_of_them_say(said, safe):
     assert repr(combined([BatchLabel(one) for one in said])) == repr(BatchLabel(float(safe)))
+
+
+def test_several_people_s_answer_about_a_grid_is_what_most_of_them_say_of_each():
+    said = [(1, 1, 0, NAN), (1, 0, 0, NAN), (0, NAN, 0, NAN)]
+    found = combined([GridLabel(one) for one in said])
+    assert repr(found) == repr(GridLabel((1.0, NAN, 0.0, NAN)))
 
 
 def test_training_on_the_mean_preference_is_training_on_all_of_them():
@@ -214,10 +257,15 @@ def test_what_was_put_off_comes_after_all_others(tmp_path):
 
 def labelled(folder):
     store = asked(folder, 3, wanted=2)
-    store.ask([("batch", [episode(1), episode(2), episode(3)])], wanted=2)
+    members = [episode(1), episode(2), episode(3)]
+    store.ask([("batch", members), ("grid", members)], wanted=2)
+    pairs = {
+        "Ada": [Label(1, 1, 0), Label(0.5, 1, 1), Label(0, 0, 1)],
+        "=Bob": [Label(1, 1, 0), Label(0, 1, 1), Label(NAN, 0, NAN)],
+    }
     given = {
-        "Ada": [Label(1, 1, 0), Label(0.5, 1, 1), Label(0, 0, 1), BatchLabel(1)],
-        "=Bob": [Label(1, 1, 0), Label(0, 1, 1), Label(NAN, 0, NAN), BatchLabel(0)],
+        "Ada": [*pairs["Ada"], BatchLabel(1), GridLabel((1, 0, NAN))],
+        "=Bob": [*pairs["=Bob"], BatchLabel(0), GridLabel((1, 1, 0))],
     }
     for name, labels in given.items():
         for number, label in enumerate(labels, start=1):
@@ -233,23 +281,27 @@ def test_people_s_agreement_is_told_and_where_they_disagree(tmp_path, capsys):
     # Preferences 1 1 and 0.5 0: 1 - (0.5 / 4) / (sum of pairs / 12), in squared distances.
     pairs = 2 * (2 * 0.25 + 2 * 1 + 0.25)  # 1-0.5 twice, 1-0 twice, 0.5-0 once, both ways
     assert found["alpha_preference"] == pytest.approx(1 - (2 * 0.25 / 4) / (pairs / 12))
-    assert [name[:6] for name, _ in disagreements(store)] == ["000002", "000004"]
+    # Of the grid 1 1 and 0 1: 1 - (1 of 2 items) / (3 of 6 pairs of ratings).
+    assert found["alpha_grid"] == pytest.approx(1 - (2 / 4) / (2 * 3 * 1 / (4 * 3)))
+    assert [name[:6] for name, _ in disagreements(store)] == ["000002", "000004", "000005"]
     main([str(tmp_path), "--agreement"])
     shown = capsys.readouterr().out
     assert "alpha_safety                     1.000" in shown
     assert "   Ada: preference 0.5, first safe 1, second safe 1\n" in shown
     assert "   Ada: safe 1\n   =Bob: safe 0\n" in shown
+    assert "   Ada: safe 1 0 nan\n   =Bob: safe 1 1 0\n" in shown
 
 
 def test_answers_are_exported_with_name_and_time(tmp_path):
     store = labelled(tmp_path)
     main([str(tmp_path), "--export", str(tmp_path / "labels.csv")])
     rows = list(csv.DictReader(io.StringIO((tmp_path / "labels.csv").read_text())))
-    assert len(rows) == len(table(store)) == 8
+    assert len(rows) == len(table(store)) == 10
     first = rows[0]
     assert (first["annotator"], first["preference"], first["seconds"]) == ("Ada", "1.0", "1.5")
-    assert rows[4]["annotator"] == "'=Bob"  # a spreadsheet must not run it
-    assert rows[0]["batch_safe"] == ""
+    assert rows[5]["annotator"] == "'=Bob"  # a spreadsheet must not run it
+    assert rows[0]["batch_safe"] == rows[0]["grid_safe"] == ""
+    assert (rows[4]["grid_safe"], rows[9]["grid_safe"]) == ("1 0 ?", "1 1 0")
     batch = [rows[3][name] for name in ("preference", "first_safe", "second_safe", "batch_safe")]
     assert batch == ["", "", "", "1.0"]
     with pytest.raises(ValueError, match=r"to \.csv or \.parquet"):
@@ -272,13 +324,14 @@ def test_pandas_reads_what_is_exported(tmp_path, ending):
         exc_type=ImportError,
     )
     store, path = labelled(tmp_path), tmp_path / f"labels.{ending}"
-    assert export(store, path) == 8
+    assert export(store, path) == 10
     found = pandas.read_csv(path) if ending == "csv" else pandas.read_parquet(path)
     assert tuple(found.columns) == COLUMNS
     expected = pandas.DataFrame(table(store))
     if ending == "csv":  # which has nothing for None, and no formulas
         expected["annotator"] = expected["annotator"].replace("=Bob", "'=Bob")
         expected["second"] = expected["second"].fillna(np.nan)
+        expected["grid_safe"] = expected["grid_safe"].fillna(np.nan)
     pandas.testing.assert_frame_equal(found, expected, check_dtype=False)
     assert pandas.to_datetime(found["time"]).is_monotonic_increasing
     digests = [query_digest(Query(episode(2 * i), episode(2 * i + 1))) for i in range(3)]
@@ -321,8 +374,67 @@ def test_another_program_s_database_and_another_version_are_refused(tmp_path):
     store.close()
     with sqlite3.connect(store.path) as db:
         db.execute("PRAGMA user_version = 9")
-    with pytest.raises(FormatVersionError, match=r"reads version 1 of label stores, but .* 9"):
+    with pytest.raises(FormatVersionError, match=r"reads version 2 of label stores, but .* 9"):
         LabelStore(tmp_path / "ours")
+
+
+VERSION_1 = """
+CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
+CREATE TABLE queries (
+    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE,
+    kind TEXT NOT NULL CHECK (kind IN ('pair', 'batch')),
+    members TEXT NOT NULL, wanted INTEGER NOT NULL CHECK (wanted >= 1), time REAL NOT NULL);
+CREATE TABLE asked (
+    run TEXT NOT NULL, query INTEGER NOT NULL REFERENCES queries, PRIMARY KEY (run, query));
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, token TEXT NOT NULL UNIQUE,
+    query INTEGER NOT NULL REFERENCES queries, annotator TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('answer', 'skip', 'undo')),
+    preference REAL, first_safe REAL, second_safe REAL,
+    undone INTEGER UNIQUE REFERENCES events, seconds REAL, time REAL NOT NULL,
+    crc32 INTEGER NOT NULL);
+CREATE TABLE claims (
+    query INTEGER NOT NULL REFERENCES queries, annotator TEXT NOT NULL, tab TEXT NOT NULL,
+    time REAL NOT NULL, PRIMARY KEY (query, annotator, tab));
+CREATE INDEX events_of_query ON events (query, annotator);
+CREATE VIEW standing AS SELECT * FROM events WHERE kind != 'undo'
+    AND id NOT IN (SELECT undone FROM events WHERE undone IS NOT NULL);
+CREATE VIEW current AS SELECT * FROM standing WHERE id IN
+    (SELECT max(id) FROM standing GROUP BY query, annotator);
+PRAGMA application_id = 0x7062636C;
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_store_from_before_there_were_grids_is_taken_over_with_all_answers(tmp_path):
+    newer = asked(tmp_path / "newer", 2)
+    newer.answer(1, SAFE, annotator="Ada", seconds=2.0)
+    newer.close()
+    path = tmp_path / "older" / "labels.sqlite"
+    path.parent.mkdir()
+    with sqlite3.connect(path) as db:
+        db.executescript(VERSION_1)
+        db.execute("ATTACH ? AS newer", (str(newer.path),))
+        for name in ("trajectories", "queries", "asked"):
+            db.execute(f"INSERT INTO {name} SELECT * FROM newer.{name}")
+        names = "id, token, query, annotator, kind, preference, first_safe, second_safe, undone, "
+        names += "seconds, time, crc32"
+        # The sum over the columns of then, which is that of now where there is no grid.
+        db.execute(f"INSERT INTO events ({names}) SELECT {names} FROM newer.events")
+        db.commit()
+    with sqlite3.connect(path) as db:
+        row = db.execute(f"SELECT {names} FROM events").fetchone()
+    assert row[-1] == zlib.crc32(json.dumps(row[1:-1]).encode())
+    store = LabelStore(path.parent)
+    assert store.labels() == {1: SAFE}
+    (number,) = store.ask([("grid", [episode(1), episode(2)])])
+    store.answer(number, GridLabel((1.0, 0.0)), annotator="Ada")
+    store.answer(2, UNSAFE, annotator="Ada")
+    store.close()
+    again = LabelStore(path.parent)
+    assert again.labels() == {1: SAFE, 2: UNSAFE, number: GridLabel((1.0, 0.0))}
+    with pytest.raises(StorageError), again._db.transaction() as db:  # references still hold
+        db.execute("INSERT INTO asked VALUES ('run', 99)")
 
 
 def test_a_trajectory_that_was_changed_is_found(tmp_path):
@@ -479,6 +591,18 @@ def test_a_batch_is_asked_about_at_the_terminal(tmp_path, type_answers):
     store.ask([("batch", [episode(1), episode(2), episode(3)])])
     assert "episodes of 3, 3, 3 steps" in type_answers(tmp_path, "n\n")
     assert store.labels() == {1: BatchLabel(0)}
+
+
+@pytest.mark.parametrize(
+    ("given", "safe"),
+    [("\n", (1, 1, 1)), ("2\n", (1, 0, 1)), ("4\nx\n3?, 1\n", (0, 1, NAN))],
+)
+def test_a_grid_is_asked_about_at_the_terminal(tmp_path, type_answers, given, safe):
+    """Clip 4 is none, and x no number: both are asked again."""
+    store = LabelStore(tmp_path, create=True)
+    store.ask([("grid", [episode(1), episode(2), episode(3)])])
+    assert "which of 1 to 3 are unsafe?" in type_answers(tmp_path, given)
+    assert repr(store.labels()) == repr({1: GridLabel(tuple(map(float, safe)))})
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,9 @@ def pbcrl_command(*words, cwd=ROOT):
 
 def test_the_command_lists_its_commands_and_the_version():
     shown = pbcrl_command("--help").stdout
-    assert all(f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "certify"))
+    assert all(
+        f"\n  {name} " in shown for name in ("demo", "train", "label", "evaluate", "certify")
+    )
     assert "ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf" in shown
     import pbcrl
 
@@ -175,7 +177,10 @@ def test_the_command_lists_its_commands_and_the_version():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fly"], "a command is demo, train, label, evaluate, certify, report, benchmark, got 'fly'"),
+        (
+            ["fly"],
+            "a command is demo, train, label, evaluate, certify, report, benchmark, got 'fly'",
+        ),
         (
             ["train"],
             "runs ppo_lag, ppo_lag_llm, ppo_lag_pbcrl, ppo_lag_rlsf or a .py file, got ",

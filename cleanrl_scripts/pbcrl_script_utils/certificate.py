@@ -109,7 +109,7 @@ class Certificate:
         while unsafe_bound(unsafe, number - 1) <= self.max_unsafe_rate:
             number -= 1
             unsafe = math.ceil(number * self.unsafe / self.episodes)
-        return number + number % 2  # people see two at a time
+        return number
 
 
 def read_certificates(folder: Path) -> list[Certificate]:

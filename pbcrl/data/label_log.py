@@ -35,7 +35,7 @@ from pbcrl.storage import (
     unwritable,
     write_all,
 )
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Query, Trajectory
 
 _KIND, _VERSION = "pbcrl-labels", 2
 _MAX_LINE = 65_536  # bytes; no claim of a file makes a reader hold more at once
@@ -88,9 +88,10 @@ class LabelLog:
 
     Each line is JSON, NaN as null: a label (`append`), or the digest of a query that is asked
     (`ask`), or both (`answer`). The label of a pair has the keys `preference`, `first_safe` and
-    `second_safe`, that of a batch the key `batch_safe` alone. A line ends with a crc32 over itself
-    and all lines before it, so that lines which were swapped, doubled or deleted are found; only
-    the last lines can go unnoticed. An existing log is continued. One writer at a time: a second
+    `second_safe`, that of a batch `batch_safe` alone, of a grid `grid_safe`. A line ends with a
+    crc32 over itself and all lines before it, so that lines which were swapped, doubled or deleted
+    are found; only the last lines can go unnoticed. An existing log is continued. One writer at a
+    time: a second
     one is refused before it has asked anybody for a label. `close`, the end of a `with` block or of
     the process lets the next one in.
 
@@ -208,7 +209,7 @@ class LabelLog:
 
     def _take(self, entry: _Entry) -> None:
         if entry.digest is not None:
-            assert not isinstance(entry.label, BatchLabel)  # refused by `_parsed`
+            assert isinstance(entry.label, Label | None)  # else refused by `_parsed`
             self.answers[entry.digest] = entry.label
         if entry.label is not None:
             self.labels.append(entry.label)
@@ -274,8 +275,10 @@ def read_labels(path: str | os.PathLike[str]) -> list[AnyLabel]:
     return [entry.label for entry in found.entries if entry.label is not None]
 
 
-def label_to_json(label: AnyLabel) -> dict[str, float | None]:
-    """A label as JSON has it: NaN is null; that of a batch is under `batch_safe`."""
+def label_to_json(label: AnyLabel) -> dict[str, Any]:
+    """A label as JSON has it: NaN is null. A batch has `batch_safe`, a grid `grid_safe`, a list."""
+    if isinstance(label, GridLabel):
+        return {"grid_safe": [None if math.isnan(one) else float(one) for one in label.safe]}
     given = {"batch_safe": label.safe} if isinstance(label, BatchLabel) else asdict(label)
     values = {name: float(value) for name, value in given.items()}
     return {name: None if math.isnan(value) else value for name, value in values.items()}
@@ -287,6 +290,8 @@ def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
     Raises:
         ArithmeticError, TypeError, ValueError: If it is no label.
     """
+    if list(entry) == ["grid_safe"]:
+        return GridLabel(tuple(math.nan if one is None else one for one in entry["grid_safe"]))
     values = {name: math.nan if value is None else value for name, value in entry.items()}
     return BatchLabel(values["batch_safe"]) if list(values) == ["batch_safe"] else Label(**values)
 
@@ -391,8 +396,8 @@ def _parsed(entry: Mapping[str, Any]) -> _Entry:
     if digest is not None and not isinstance(digest, str):
         raise TypeError(f"a query's name is a string, got {digest!r}")
     label = None if digest is not None and not values else label_from_json(values)
-    if digest is not None and isinstance(label, BatchLabel):
-        raise TypeError("a query is about a pair, but this is the label of a batch")
+    if digest is not None and isinstance(label, BatchLabel | GridLabel):
+        raise TypeError("a query is about a pair, but this is the label of many")
     return _Entry(digest, label)
 
 

@@ -12,6 +12,8 @@ import math
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from pbcrl.errors import PbcrlError
 from pbcrl.label.export import agreement, disagreements, export
 from pbcrl.label.server import serve
@@ -71,7 +73,8 @@ def _print_agreement(store: LabelStore) -> None:
         print(name)
         for event in events:
             answer = ", ".join(
-                f"{name.replace('_', ' ')} {value:g}" for name, value in asdict(event.label).items()
+                f"{name.replace('_', ' ')} {' '.join(f'{one:g}' for one in np.ravel(value))}"
+                for name, value in asdict(event.label).items()
             )
             print(f"   {event.annotator}: {answer}")
 

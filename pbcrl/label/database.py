@@ -69,6 +69,28 @@ class Database:
         if text != "ok":
             raise corrupt(self.path, str(text))
 
+    def upgrade(self, statements: str, *, application: int, version: int) -> None:
+        """Bring a file of the version before to `version`, all or nothing; leave any other alone.
+
+        Args:
+            statements: That change the tables, separated by semicolons.
+            application: Whose file it is.
+            version: Of the schema that they lead to.
+
+        Raises:
+            StorageError: If it cannot be written.
+        """
+        ((whose,),) = self.rows("PRAGMA application_id")
+        ((found,),) = self.rows("PRAGMA user_version")
+        if (whose, found) != (application, version - 1):
+            return
+        self.rows("PRAGMA foreign_keys = OFF")  # or no table that others refer to can be replaced
+        with self.transaction() as db:
+            for statement in statements.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {version}")
+        self.rows("PRAGMA foreign_keys = ON")
+
     def sync_fully(self) -> None:
         """From now on what a transaction has done is on disk when it ends."""
         self.rows("PRAGMA journal_mode = WAL")

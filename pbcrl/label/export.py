@@ -18,7 +18,7 @@ from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
 from pbcrl.storage import write_atomically
-from pbcrl.trajectory import BatchLabel, Label
+from pbcrl.trajectory import BatchLabel, GridLabel, Label
 
 COLUMNS = (
     "question",
@@ -31,12 +31,13 @@ COLUMNS = (
     "first_safe",
     "second_safe",
     "batch_safe",
+    "grid_safe",
     "seconds",
     "time",
 )
 """Of the table: one row per person and question. `first` and `second` are the trajectories'
-digests, of a batch all of them in `first`. A pair has no `batch_safe`, and of the four answers a
-batch has that alone."""
+digests, of a batch and of a grid all of them in `first`. A batch has `batch_safe` alone of the
+answers, a grid `grid_safe`: 1, 0 or ? for each, with spaces between them."""
 
 
 _ANSWERS = "preference", "first_safe", "second_safe", "batch_safe"
@@ -57,13 +58,22 @@ def table(store: LabelStore) -> list[dict[str, Any]]:
                 "second": question.members[1] if pair else None,
                 "annotator": event.annotator,
                 "answer": event.kind,
-                **dict.fromkeys(_ANSWERS),
-                **label_to_json(event.label),
+                **dict.fromkeys((*_ANSWERS, "grid_safe")),
+                **_given(event),
                 "seconds": event.seconds,
                 "time": datetime.fromtimestamp(event.time, timezone.utc).isoformat(),
             }
         )
     return rows
+
+
+def _given(event: Event) -> dict[str, Any]:
+    """The answers that a person gave, by the names of their columns."""
+    found = label_to_json(event.label)
+    if isinstance(event.label, GridLabel):
+        marks = ["?" if one is None else f"{one:.0f}" for one in found["grid_safe"]]
+        return {"grid_safe": " ".join(marks) if event.kind == "answer" else None}
+    return found
 
 
 def export(store: LabelStore, path: Path) -> int:
@@ -94,7 +104,8 @@ def agreement(store: LabelStore) -> dict[str, float]:
 
     Returns:
         `alpha_preference` (with the squared distance of first 1, tie 0.5, second 0), `alpha_safety`
-        and `alpha_accept`; `kappa_NAME_A_B` for each two people A and B who share a question.
+        and `alpha_accept`, `alpha_grid` of each trajectory in a grid; `kappa_NAME_A_B` for each two
+        people A and B who share a question.
     """
     found: dict[str, float] = {}
     people, tables = _ratings(store)
@@ -118,7 +129,7 @@ def disagreements(store: LabelStore) -> list[tuple[str, list[Event]]]:
             by_query.setdefault(event.query, []).append(event)
 
     def differ(events: Sequence[Event]) -> bool:
-        rows = np.array([astuple(event.label) for event in events])
+        rows = np.array([np.ravel(astuple(event.label)) for event in events])
         return any(len(np.unique(column[~np.isnan(column)])) > 1 for column in rows.T)
 
     return [(names[n], events) for n, events in sorted(by_query.items()) if differ(events)]
@@ -130,16 +141,26 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
     people = sorted({event.annotator for event in events})
     pairs = sorted({e.query for e in events if isinstance(e.label, Label)})
     batches = sorted({e.query for e in events if isinstance(e.label, BatchLabel)})
+    grids: dict[int, int] = {}  # where the columns of each begin
+    width = 0
+    for event in events:
+        if isinstance(event.label, GridLabel) and event.query not in grids:
+            grids[event.query], width = width, width + len(event.label.safe)
     tables = {
         "preference": np.full((len(people), len(pairs)), np.nan),
         "safety": np.full((len(people), 2 * len(pairs)), np.nan),
         "accept": np.full((len(people), len(batches)), np.nan),
+        "grid": np.full((len(people), width), np.nan),
     }
     for event in events:
         row = people.index(event.annotator)
         label = event.label
         if isinstance(label, BatchLabel):
             tables["accept"][row, batches.index(event.query)] = label.safe
+            continue
+        if isinstance(label, GridLabel):
+            first = grids[event.query]
+            tables["grid"][row, first : first + len(label.safe)] = label.safe
             continue
         column = pairs.index(event.query)
         tables["preference"][row, column] = label.preference

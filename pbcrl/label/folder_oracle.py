@@ -23,7 +23,10 @@ from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import Kind, LabelStore, hold_folder, question_digest
 from pbcrl.oracle import check_batch, check_store, num_queries
-from pbcrl.trajectory import AnyLabel, Label, Query, Trajectory
+from pbcrl.trajectory import AnyLabel, GridLabel, Label, Query, Trajectory
+
+GRID = 12
+"""Most trajectories that a person sees in a grid: what one can watch at once."""
 
 Show = Callable[[Trajectory], "Replay | np.ndarray | None"]
 """What people see of a trajectory: how to play it again, frames as uint8 (F, H, W, 3), one per step
@@ -43,7 +46,7 @@ class FolderOracle:
     Args:
         folder: Made if it is missing; may hold the questions and answers of other runs.
         budget: Most queries that `run` may ask, in all its processes; None is no bound. A batch of
-            m episodes counts as ceil(m / 2).
+            m episodes, or a grid, counts as ceil(m / 2).
         run: Whose budget it is. Runs share the answers, and each counts what it has asked.
         annotators: How many people are to answer each question.
         show: What they see of a trajectory; by default curves.
@@ -138,6 +141,24 @@ class FolderOracle:
         found = self._wait_for([self._open[number] for number in numbers], math.inf)
         labels = [found[self._open.pop(number)] for number in numbers]
         return cast("list[Label]", labels)  # of pairs alone
+
+    def label_grids(self, grids: Sequence[Sequence[Trajectory]]) -> list[GridLabel]:
+        """Ask of each trajectory in each grid whether it is safe; waits for the people.
+
+        Raises:
+            BudgetError, StorageError: As `submit`.
+            ValueError: If a grid has no trajectory, or more than `GRID`.
+        """
+        for grid in grids:
+            if not 1 <= len(grid) <= GRID:
+                raise ValueError(
+                    f"a grid shows 1 to {GRID} trajectories, got {len(grid)}; ask about them in "
+                    "several"
+                )
+        numbers = self._submit([("grid", tuple(grid)) for grid in grids])
+        found = self._wait_for([self._open[number] for number in numbers], math.inf)
+        labels = [found[self._open.pop(number)] for number in numbers]
+        return cast("list[GridLabel]", labels)  # of grids alone
 
     def state_dict(self) -> dict[str, Any]:
         """What this run has asked, and the batches that wait; the folder keeps all else."""
@@ -237,7 +258,7 @@ def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pai
     pairs, answers = [], []
     for question in store.questions():
         label = labels.get(question.id)
-        if not isinstance(label, Label):  # no answer, or one about a batch
+        if not isinstance(label, Label):  # no answer, or one about many
             continue
         first, second = question.members
         keys = [first, f"{second} again" if first == second else second]  # two that went alike
@@ -252,7 +273,7 @@ def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pai
 
 
 def _cost(kind: str, num_members: int) -> int:
-    return num_queries(num_members) if kind == "batch" else 1
+    return 1 if kind == "pair" else num_queries(num_members)
 
 
 def _close(store: LabelStore, held: Any) -> None:

@@ -249,14 +249,24 @@ const GROUPS = {
       choices: [["Acceptable", 1], ["Not acceptable", 0], ["Can’t tell", null]],
       keys: ["Digit1", "Digit2", "Digit3"] },
   ],
+  grid: [
+    { side: "middle", choices: [],
+      title: "Mark the unsafe ones: click each, or press its key; once more if you can’t tell" },
+  ],
 };
-// An answer as the server has it: one number, or null, for each of these.
+// What a click on a clip of a grid makes of it.
+const MARKS = [[1, "Safe"], [0, "Unsafe"], [null, "Can’t tell"]];
+const GRID_KEYS = [..."123456789"].map((digit) => `Digit${digit}`)
+  .concat("Digit0", "Minus", "Equal");
+// An answer as the server has it: one number, or null, for each of these; of a grid for each clip.
 const PARTS = { pair: ["preference", "first_safe", "second_safe"], batch: ["safe"] };
-const KEY_NAMES = { ArrowLeft: "←", ArrowUp: "↑", ArrowRight: "→", ArrowDown: "↓", " ": "space" };
+const KEY_NAMES = { ArrowLeft: "←", ArrowUp: "↑", ArrowRight: "→", ArrowDown: "↓", " ": "space",
+  Minus: "-", Equal: "=" };
 const keyName = (code) => KEY_NAMES[code] || code.replace("Digit", "");
 
 let question = null; // as the server tells it
-let chosen = {}; // by the group's name; null is "can't tell", undefined is nothing yet
+let chosen = {}; // by the group's name, or the place in a grid; null is "can't tell", undefined is
+// nothing yet, and safe in a grid
 let busy = false;
 
 const draft = () => `draft ${question.name}`;
@@ -264,15 +274,18 @@ const draft = () => `draft ${question.name}`;
 function show(found) {
   question = found;
   chosen = JSON.parse(sessionStorage.getItem(draft()) || "{}");
-  if (found.answer) {
+  if (found.kind === "grid") {
+    chosen = { ...(found.answer || {}).safe, ...chosen };
+  } else if (found.answer) {
     chosen = Object.fromEntries(PARTS[found.kind].map((name, i) => [name, found.answer[i]]));
   }
   notice("");
   $("clips").className = $("answers").className = found.kind;
   const shown = found.members.map((about, i) => {
     const side = found.kind === "pair" ? ["left", "right"][i] : "";
-    const title = side ? ["Left", "Right"][i] : `Episode ${i + 1}`;
-    const one = { about, title, figure: make("figure", "", { class: side }) };
+    const title = side ? ["Left", "Right"][i] : `${found.kind === "grid" ? "Clip" : "Episode"} ${i + 1}`;
+    const one = { about, title, place: i, figure: make("figure", "", { class: side }) };
+    if (found.kind === "grid") one.figure.addEventListener("click", () => mark(i));
     fill(one);
     return one;
   });
@@ -307,6 +320,14 @@ function fill(one) {
   const waiting = () => make("p", "The clip is being drawn …", { class: "waiting" });
   one.figure.replaceChildren(one.video || one.canvas || waiting(), line);
   if (about.why) one.figure.append(make("figcaption", `No clip: ${about.why}`));
+  if (question.kind === "grid") one.figure.append(make("button", "", { class: "mark" }));
+}
+
+function mark(place) {
+  if (place >= question.members.length) return;
+  const now = MARKS.findIndex(([value]) => value === chosen[place]);
+  choose(place, MARKS[(Math.max(now, 0) + 1) % MARKS.length][0]);
+  announce($("clips").children[place].querySelector(".mark").getAttribute("aria-label"));
 }
 
 async function wait(one, found) {
@@ -318,6 +339,7 @@ async function wait(one, found) {
   }
   if (question !== found) return;
   fill(one);
+  refresh();
   player.set(player.shown);
 }
 
@@ -346,6 +368,15 @@ function refresh() {
     button.setAttribute("aria-pressed", value !== undefined && `${value}` === button.value);
     button.parentElement.classList.remove("missing");
   }
+  if (question.kind !== "grid") return;
+  [...$("clips").children].forEach((figure, place) => {
+    const value = chosen[place] === undefined ? 1 : chosen[place];
+    const [, text] = MARKS.find(([one]) => one === value);
+    const button = figure.querySelector(".mark");
+    button.replaceChildren(`${text} `, make("kbd", keyName(GRID_KEYS[place])));
+    button.setAttribute("aria-label", `Clip ${place + 1}: ${text.toLowerCase()}`);
+    figure.className = value === 1 ? "" : value === 0 ? "unsafe" : "unsure";
+  });
 }
 
 // One thing at a time; what the server refuses is said.
@@ -363,17 +394,30 @@ const act = (work) => async () => {
 };
 
 const done = act(async () => {
+  if (question.kind === "grid") {
+    if (!player.ready) { // what was not seen would count as safe
+      notice("Not all clips are here yet.");
+      return;
+    }
+    const safe = question.members.map((_, place) => chosen[place] === undefined ? 1 : chosen[place]);
+    await answered({ safe });
+    return;
+  }
   const missing = GROUPS[question.kind].find(({ name }) => chosen[name] === undefined);
   if (missing) {
     $("answers").querySelector(`.${missing.side}`).classList.add("missing");
     notice(`“${missing.title}” has no answer yet; “can’t tell” is one, too.`);
     return;
   }
-  await send({ kind: "answer", question: question.id, replaces: question.replaces,
-    answer: PARTS[question.kind].map((name) => chosen[name]), seconds: player.seconds });
+  await answered(PARTS[question.kind].map((name) => chosen[name]));
+});
+
+async function answered(answer) {
+  await send({ kind: "answer", question: question.id, replaces: question.replaces, answer,
+    seconds: player.seconds });
   announce("Saved.");
   await next();
-});
+}
 
 const skip = act(async () => {
   await send({ kind: "skip", question: question.id, replaces: question.replaces,
@@ -448,6 +492,11 @@ setInterval(async () => {
 function words({ kind, skipped, answer }) {
   if (skipped) return "put off";
   const said = (value, yes, no) => (value === null ? "can’t tell" : value ? yes : no);
+  if (kind === "grid") {
+    const count = (value) => answer.safe.filter((one) => one === value).length;
+    const unsure = count(null) ? `, ${count(null)} can’t tell` : "";
+    return `${count(0)} of ${answer.safe.length} unsafe${unsure}`;
+  }
   if (kind === "batch") return said(answer[0], "acceptable", "not acceptable");
   const [preference, first, second] = answer;
   const which = { 1: "left is safer", 0: "right is safer", 0.5: "about the same" };
@@ -542,6 +591,11 @@ function command(key) {
 
 function answer(code) {
   if ($("work").hidden) return false;
+  if (question.kind === "grid") {
+    const place = GRID_KEYS.indexOf(code.replace("Numpad", "Digit"));
+    if (place >= 0) mark(place);
+    return place >= 0;
+  }
   for (const { name, choices, keys } of GROUPS[question.kind]) {
     const i = keys.indexOf(code.replace("Numpad", "Digit"));
     if (i >= 0) choose(name, choices[i][1]);
@@ -590,6 +644,7 @@ async function start() {
     const whose = side === "middle" ? "" : `${side}: `;
     choices.forEach(([text], i) => explain(keys[i], `${whose}${text.toLowerCase()}`));
   }
+  explain("1 … =", "of many clips: mark one as unsafe");
   for (const [key, [text, id]] of Object.entries(COMMANDS)) {
     explain(key, text);
     $(id).addEventListener("click", () => command(key));

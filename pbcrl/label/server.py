@@ -33,7 +33,7 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -473,13 +473,19 @@ def _answer_value(value: Any) -> float:
 
 
 def _label(values: Any) -> AnyLabel:
-    """What the page sends: three numbers about a pair, one about a batch."""
+    """What the page sends: three numbers about a pair, one about a batch, a list about a grid."""
+    if isinstance(values, dict):
+        if list(values) != ["safe"] or not isinstance(values["safe"], list):
+            raise TypeError(f"an answer about a grid has a list, safe, alone, got {list(values)}")
+        return GridLabel(tuple(_answer_value(value) for value in values["safe"]))
     given = [_answer_value(value) for value in values]
     return BatchLabel(*given) if len(given) == 1 else Label(*given)
 
 
-def _label_json(label: AnyLabel) -> list[float | None]:
+def _label_json(label: AnyLabel) -> list[float | None] | dict[str, list[float | None]]:
     """The inverse of `_label`."""
+    if isinstance(label, GridLabel):
+        return {"safe": label_to_json(label)["grid_safe"]}
     return list(label_to_json(label).values())
 
 

@@ -23,29 +23,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, final
 
-from pbcrl.data.label_log import label_to_json, trajectory_digest
+from pbcrl.data.label_log import label_from_json, label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
 from pbcrl.storage import corrupt, make_folder, unwritable
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Trajectory
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Trajectory
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
 
-Kind = Literal["pair", "batch"]
+Kind = Literal["pair", "batch", "grid"]
 
-_APPLICATION, _VERSION = 0x7062636C, 1  # "pbcl"
+_APPLICATION, _VERSION = 0x7062636C, 2  # "pbcl"
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
 _TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
-# The answer about a batch is in `first_safe`, and the other two of its columns are NULL.
-_SCHEMA = """
-CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
-CREATE TABLE queries (
+_QUERIES = """(
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE,
-    kind TEXT NOT NULL CHECK (kind IN ('pair', 'batch')),
-    members TEXT NOT NULL, wanted INTEGER NOT NULL CHECK (wanted >= 1), time REAL NOT NULL);
+    kind TEXT NOT NULL CHECK (kind IN ('pair', 'batch', 'grid')),
+    members TEXT NOT NULL, wanted INTEGER NOT NULL CHECK (wanted >= 1), time REAL NOT NULL)"""
+
+# The answer about a batch is in `first_safe`, that about a grid in `many`, a list in JSON; the
+# other columns are NULL.
+_SCHEMA = f"""
+CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
+CREATE TABLE queries {_QUERIES};
 CREATE TABLE asked (
     run TEXT NOT NULL, query INTEGER NOT NULL REFERENCES queries, PRIMARY KEY (run, query));
 CREATE TABLE events (
@@ -54,7 +57,7 @@ CREATE TABLE events (
     kind TEXT NOT NULL CHECK (kind IN ('answer', 'skip', 'undo')),
     preference REAL, first_safe REAL, second_safe REAL,
     undone INTEGER UNIQUE REFERENCES events, seconds REAL, time REAL NOT NULL,
-    crc32 INTEGER NOT NULL);
+    crc32 INTEGER NOT NULL, many TEXT);
 CREATE TABLE claims (
     query INTEGER NOT NULL REFERENCES queries, annotator TEXT NOT NULL, tab TEXT NOT NULL,
     time REAL NOT NULL, PRIMARY KEY (query, annotator, tab));
@@ -66,11 +69,24 @@ CREATE VIEW current AS SELECT * FROM standing WHERE id IN
 """
 
 
+_UPGRADE = f"""
+CREATE TABLE newer {_QUERIES};
+INSERT INTO newer SELECT id, digest, kind, members, wanted, time FROM queries;
+DROP TABLE queries;
+ALTER TABLE newer RENAME TO queries;
+ALTER TABLE events ADD COLUMN many TEXT
+"""
+"""From version 1, which had no grids."""
+
+_ANSWERED_BY = {"pair": Label, "batch": BatchLabel, "grid": GridLabel}
+
+
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked: which of two trajectories is safer, or whether a batch is acceptable.
+    """What a person is asked.
 
-    A pair is answered by a `Label`, a batch by a `BatchLabel`.
+    Which of two trajectories is safer, answered by a `Label`; whether a batch is acceptable, by a
+    `BatchLabel`; which of a grid are safe, by a `GridLabel`.
     """
 
     id: int
@@ -109,11 +125,11 @@ class ConflictError(LabelError):
 
 
 def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
-    """Make one label of those that several people gave to one question, a pair or a batch.
+    """Make one label of those that several people gave to one question.
 
     The preference is their mean: the cross-entropy is linear in it, so that training on the mean is
-    training on all of them. A safety label, and the answer about a batch, is what most of them say,
-    and not given if as many say the opposite. "Can't tell" does not count.
+    training on all of them. A safety label, and an answer about a batch or in a grid, is what most
+    of them say, and not given if as many say the opposite. "Can't tell" does not count.
 
     Args:
         labels: At least one, all of the same kind.
@@ -128,6 +144,9 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
 
     if isinstance(labels[0], BatchLabel):
         return BatchLabel(majority(given("safe")))
+    if isinstance(labels[0], GridLabel):
+        columns = zip(*(one.safe for one in labels if isinstance(one, GridLabel)), strict=True)
+        return GridLabel(tuple(majority([v for v in c if not math.isnan(v)]) for c in columns))
     preferences = given("preference")
     return Label(
         sum(preferences) / len(preferences) if preferences else math.nan,
@@ -138,7 +157,7 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
 
 def contradiction(label: AnyLabel) -> str | None:
     """Say in which way an answer contradicts itself, or None if it does not."""
-    if isinstance(label, BatchLabel):
+    if not isinstance(label, Label):
         return None
     safer = {(1.0, 0.0, 1.0): ("left", "right"), (0.0, 1.0, 0.0): ("right", "left")}
     found = safer.get((label.preference, label.first_safe, label.second_safe))
@@ -204,6 +223,7 @@ class LabelStore:
         self.close = self._db.close
         """Close the file; a second call does nothing."""
         try:
+            self._db.upgrade(_UPGRADE, application=_APPLICATION, version=_VERSION)
             self._db.check(application=_APPLICATION, version=_VERSION)
             self._check_rows()
             self._db.sync_fully()
@@ -335,7 +355,7 @@ class LabelStore:
 
         Args:
             number: The question's.
-            label: The answer: a `BatchLabel` to a question about a batch, else a `Label`.
+            label: The answer, of the type that `Question` says.
             annotator: Who gives it.
             replaces: The number of the same person's event that it corrects; None if it is the
                 first answer.
@@ -351,12 +371,17 @@ class LabelStore:
                 itself.
             StorageError: If it cannot be written.
         """
-        kind = self.question(number).kind
-        expected = BatchLabel if kind == "batch" else Label
+        question = self.question(number)
+        expected = _ANSWERED_BY[question.kind]
         if not isinstance(label, expected):
             raise LabelError(
-                f"question {number} is about a {kind} and answered by a {expected.__name__}, got "
-                f"{label}"
+                f"question {number} is about a {question.kind} and answered by a "
+                f"{expected.__name__}, got {label}"
+            )
+        if isinstance(label, GridLabel) and len(label.safe) != len(question.members):
+            raise LabelError(
+                f"question {number} shows {len(question.members)} clips, but the answer is about "
+                f"{len(label.safe)}; answer each of them"
             )
         if found := contradiction(label):
             raise LabelError(f"{found}; answer question {number} once more")
@@ -373,7 +398,7 @@ class LabelStore:
     ) -> int:
         """Put a question off: the person gets it again after all others. Otherwise as `answer`."""
         self.question(number)
-        nothing = (None, None, None)
+        nothing = (None, None, None, None)
         return self._add(number, annotator, "skip", nothing, replaces, seconds, token)
 
     def undo(self, *, annotator: str, token: str | None = None) -> int | None:
@@ -392,7 +417,7 @@ class LabelStore:
             if newest is None:
                 return None
             nothing = (None, None, None)
-            _insert(db, (token, newest[1], annotator, "undo", *nothing, newest[0], None))
+            _insert(db, (token, newest[1], annotator, "undo", *nothing, newest[0], None), None)
             return int(newest[1])
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
@@ -480,7 +505,7 @@ class LabelStore:
         number: int,
         annotator: str,
         kind: str,
-        values: tuple[float | None, ...],
+        values: tuple[Any, ...],
         replaces: int | None,
         seconds: float | None,
         token: str | None,
@@ -499,7 +524,8 @@ class LabelStore:
                     f"{annotator} has answered question {number} elsewhere in the meantime, in "
                     "another window for instance; look at that answer, and correct it if need be"
                 )
-            event = _insert(db, (token, number, annotator, kind, *values, None, seconds))
+            *three, many = values
+            event = _insert(db, (token, number, annotator, kind, *three, None, seconds), many)
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
             return event
 
@@ -509,8 +535,8 @@ class LabelStore:
     def _check_rows(self) -> None:
         """SQLite sees what is no database, but not that a number in it is another one."""
         try:
-            for event in self._db.rows(f"SELECT {_EVENT}, crc32 FROM events"):
-                if _crc32(event[:-1]) != event[-1]:
+            for *event, many, crc32 in self._db.rows(f"SELECT {_EVENT}, many, crc32 FROM events"):
+                if _crc32(event, many) != crc32:
                     raise ValueError(f"the event {event[0]} does not match its crc32")
             for question in self.questions():
                 if _digest(question.kind, question.members) != question.digest:
@@ -545,31 +571,32 @@ ORDER BY mine.id IS NOT NULL, CASE claimed.here WHEN 1 THEN 0 WHEN 0 THEN 2 ELSE
 
 
 def question_digest(kind: Kind, members: Sequence[Trajectory]) -> str:
-    """Name a question by what it shows; a pair as `query_digest` does."""
+    """Name a question by what it shows and asks; a pair as `query_digest` does."""
     return _digest(kind, [trajectory_digest(one) for one in members])
 
 
 def _digest(kind: str, members: Sequence[str]) -> str:
-    text = "".join(members) if kind == "pair" else "batch " + "".join(members)
+    text = "".join(members) if kind == "pair" else f"{kind} " + "".join(members)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 _EVENT = "token, query, annotator, kind, preference, first_safe, second_safe, undone, seconds, time"
 
 
-def _insert(db: sqlite3.Connection, values: tuple[Any, ...]) -> int:
+def _insert(db: sqlite3.Connection, values: tuple[Any, ...], many: str | None) -> int:
     """Add an event with these values, all but the time; return its number."""
     row = (*values, time.time())
     cursor = db.execute(
-        f"INSERT INTO events ({_EVENT}, crc32) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (*row, _crc32(row)),
+        f"INSERT INTO events ({_EVENT}, many, crc32) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, many, _crc32(row, many)),
     )
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
 
-def _crc32(event: Sequence[Any]) -> int:
-    return zlib.crc32(json.dumps(event).encode())
+def _crc32(event: Sequence[Any], many: str | None) -> int:
+    """Of version 1, as far as that had the columns."""
+    return zlib.crc32(json.dumps([*event, *([] if many is None else [many])]).encode())
 
 
 def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
@@ -600,22 +627,28 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
     return file
 
 
-def _row(label: AnyLabel) -> tuple[float | None, ...]:
-    """The columns preference, first_safe and second_safe."""
+def _row(label: AnyLabel) -> tuple[Any, ...]:
+    """The columns preference, first_safe, second_safe and many."""
     values = tuple(label_to_json(label).values())
-    return (None, *values, None) if isinstance(label, BatchLabel) else values
+    if isinstance(label, GridLabel):
+        return None, None, None, json.dumps(values[0])
+    return (None, *values, None, None) if isinstance(label, BatchLabel) else (*values, None)
 
 
 _CURRENT = (
     "SELECT current.id, query, annotator, current.kind, seconds, current.time, queries.kind, "
-    "preference, first_safe, second_safe FROM current JOIN queries ON queries.id = query"
+    "many, preference, first_safe, second_safe FROM current JOIN queries ON queries.id = query"
 )
 
 
 def _event(row: Sequence[Any]) -> Event:
-    number, query, annotator, kind, seconds, when, about, *columns = row
+    number, query, annotator, kind, seconds, when, about, many, *columns = row
     values = [math.nan if value is None else value for value in columns]
-    label = BatchLabel(values[1]) if about == "batch" else Label(*values)
+    label: AnyLabel
+    if about == "grid":  # of one that was put off, nothing is given
+        label = label_from_json({"grid_safe": json.loads(many or "[null]")})
+    else:
+        label = BatchLabel(values[1]) if about == "batch" else Label(*values)
     return Event(number, query, annotator, kind, label, seconds, when)
 
 

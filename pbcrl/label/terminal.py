@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
 from pbcrl.label.store import LabelStore, Question, contradiction
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 _PREFERENCE = {"1": 1.0, "2": 0.0, "=": 0.5, "": math.nan}
 _YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
@@ -68,6 +68,8 @@ def _answer(question: Question) -> AnyLabel:
             "would you accept what it does in these episodes? y, n or Enter (can't tell): ", _YES_NO
         )
         return BatchLabel(accepted)
+    if question.kind == "grid":
+        return _marked(len(question.members))
     while True:
         preference = _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
         first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
@@ -77,6 +79,25 @@ def _answer(question: Question) -> AnyLabel:
             return label
         safer, other = (1, 2) if preference == 1 else (2, 1)
         print(f"{safer} is safer, yet it is unsafe and {other} is safe: that cannot be; once more")
+
+
+def _marked(number: int) -> GridLabel:
+    """Which clips of a grid are safe, as the person types it."""
+    while True:
+        given = input(
+            f"which of 1 to {number} are unsafe? numbers, Enter for none, 3? if you can't tell: "
+        ).strip()
+        if given.lower() in ("q", "s", "u"):
+            raise _TypedCommand(given.lower())
+        safe = [1.0] * number
+        words = given.replace(",", " ").split()
+        for word in words:
+            place = word.removesuffix("?")
+            if not (place.isdecimal() and 1 <= int(place) <= number):
+                break
+            safe[int(place) - 1] = math.nan if word.endswith("?") else 0.0
+        else:
+            return GridLabel(tuple(safe))
 
 
 def _choose(question: str, answers: Mapping[str, float]) -> float:

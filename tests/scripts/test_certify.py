@@ -73,14 +73,14 @@ def test_what_is_said_of_one_that_is_unsafe():
     )
 
 
-@pytest.mark.parametrize(("unsafe", "episodes", "enough"), [(0, 20, 60), (0, 58, 60), (1, 60, 154)])
+@pytest.mark.parametrize(("unsafe", "episodes", "enough"), [(0, 20, 59), (0, 58, 59), (1, 60, 153)])
 def test_how_many_episodes_would_do_is_said(unsafe, episodes, enough):
     found = certificate(unsafe, episodes)
     assert f"; {enough} fresh ones would do" in str(found)
     assert str(found).endswith(f"--episodes {enough} --seed {7 + episodes}")
     again = math.ceil(enough * unsafe / episodes)
     assert certificate(again, enough).holds
-    assert not certificate(math.ceil((enough - 2) * unsafe / episodes), enough - 2).holds
+    assert not certificate(math.ceil((enough - 1) * unsafe / episodes), enough - 1).holds
 
 
 def test_what_lies_too_near_says_so():
@@ -126,15 +126,15 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
 
 def test_people_judge_and_can_go_on_later(certify, clean, tmp_path, capsys):
     folder = tmp_path / "questions"
-    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=8)
+    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
     # The first input of the toy is where the point is.
     with answering(folder, lambda episode: float(episode.obs[0, 0] > 0), limit=0.5):
         found = certify.certify(args)
-    assert "4 questions wait: pbcrl label" in capsys.readouterr().out
+    assert "2 questions wait: pbcrl label" in capsys.readouterr().out
     assert found.judged_by == "people"
     (clean / CERTIFICATES).unlink()  # as if the process had been killed before the last answer
     assert certify.certify(args) == found  # the same episodes, whose answers are there
-    assert 0 < found.unsafe < 8
+    assert 0 < found.unsafe < 14
 
 
 def test_the_card_leaves_out_what_was_said_of_another_policy(certify, clean):
@@ -159,12 +159,6 @@ def test_episodes_that_somebody_has_looked_at_are_refused(certify, clean, seed, 
     certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5))
     with pytest.raises(ValueError, match=f"belong to {what}; give --seed 1500020"):
         certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5, seed=seed))
-
-
-def test_what_people_see_two_at_a_time_is_even(certify, clean, tmp_path):
-    args = certify.Args(run=str(clean), label_folder=str(tmp_path), episodes=59)
-    with pytest.raises(ValueError, match="--episodes must be even, got 59; give 60"):
-        certify.certify(args)
 
 
 def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
