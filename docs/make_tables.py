@@ -238,7 +238,7 @@ def tables() -> dict[str, str]:
         for variant, method in TREES.items():
             if (task, variant) in fresh:
                 made["trees"].append(cells(task, method, fresh[task, variant], curves))
-    made |= gate() | proving()
+    made |= gate() | minutes() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
 
@@ -259,6 +259,27 @@ def gate() -> dict[str, list[list[str]]]:
                 n: [float(row[name]) for row in rows if row[name]] for n, rows in by_size.items()
             }
             shown = [interval(values[n], digits) if values.get(n) else "" for n in sizes]
+            made[name].append([*about, *shown])
+    return made
+
+
+def minutes() -> dict[str, list[list[str]]]:
+    """Return the tables of what a person's minutes buy, by `bench_minutes.py`: steps, episodes."""
+    found: dict[tuple[str, ...], dict[int, list[dict[str, str]]]] = {}
+    for row in read("minutes.csv"):
+        key = row["env"], row["source"], row["kind"], row["errors"]
+        found.setdefault(key, {}).setdefault(int(row["minutes"]), []).append(row)
+    sizes = sorted({size for by_size in found.values() for size in by_size})
+    head = "task, limit", "episodes of", "questions", "the person", *(f"{n} minutes" for n in sizes)
+    measures = {"minutes_steps": "step_auroc", "minutes_episodes": "auroc"}
+    made = {name: [list(head)] for name in measures}
+    for (env_id, source, kind, errors), by_size in sorted(found.items()):
+        limit = float(next(iter(by_size.values()))[0]["cost_limit"])
+        who = "errs" if errors == "True" else "is exact"
+        about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, who
+        for name, measure in measures.items():
+            values = {n: [float(r[measure]) for r in by_size[n] if r[measure]] for n in by_size}
+            shown = [interval(values[n], 2) if values.get(n) else "" for n in sizes]
             made[name].append([*about, *shown])
     return made
 
