@@ -34,6 +34,7 @@ from tqdm import tqdm
 
 import pbcrl
 from pbcrl.errors import PbcrlError, StorageError
+from pbcrl.export.policy import POLICY_FILE
 from pbcrl.metrics import REPORT
 from pbcrl.storage import FolderLock, remove_leftovers, write_atomically
 from pbcrl.trainer import Evaluation
@@ -366,6 +367,8 @@ class Run:
             self.say(line)
         if _has_content(self.folder / "agent.safetensors"):
             self.say(f"play it again: {command_of('evaluate', self.folder)}")
+        if _has_content(self.folder / POLICY_FILE) and self._cost_limit != math.inf:
+            self.say(f"how often is it unsafe, at most: {command_of('certify', self.folder)}")
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _slow_multiplier(self) -> str | None:

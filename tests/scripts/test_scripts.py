@@ -635,8 +635,10 @@ def test_a_run_folder_that_cannot_be_written_is_named_with_the_remedy(scripts, t
 def test_a_finished_run_says_how_to_play_it_again(scripts, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(SCRIPTS.parent)
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
-    *_, play, curves = capsys.readouterr().out.splitlines()
+    *_, play, certify, curves = capsys.readouterr().out.splitlines()
     assert play == f"play it again: python cleanrl_scripts/evaluate.py {folder}"
+    says = "how often is it unsafe, at most"
+    assert certify == f"{says}: python cleanrl_scripts/certify.py {folder}"
     assert curves == f"curves: tensorboard --logdir {tmp_path}"
 
 
