@@ -230,7 +230,7 @@ def test_a_collecting_child_ends_with_its_parent(tmp_path):
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
     command += ["--num-steps", "100", "--hidden-sizes", "16", "--threads", "1"]
-    command += ["--minibatch-size", "200"]
+    command += ["--minibatch-size", "200", "--offline-queries", "18000"]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "run" / "collect" / "metrics.jsonl"
     try:

@@ -705,7 +705,7 @@ def test_ctrl_c_while_collecting_keeps_the_episodes_and_says_where(tmp_path):
     command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", "PointHazards-v0"]
     command += ["--runs-dir", str(tmp_path), "--run-name", "run", "--num-envs", "4"]
     command += ["--num-steps", "100", "--hidden-sizes", "16", "--threads", "1"]
-    command += ["--minibatch-size", "200"]
+    command += ["--minibatch-size", "200", "--offline-queries", "18000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "run" / "collect" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
