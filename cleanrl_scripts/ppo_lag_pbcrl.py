@@ -466,7 +466,7 @@ def train(args: Args) -> Path:
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
         checkpoint.add(scale=scale)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
-        checkpoint.add(monitor=monitor, rng=rng, noise=noise)
+        checkpoint.add(constraint=constraint, monitor=monitor, rng=rng, noise=noise)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded and args.offline_queries:
@@ -483,6 +483,7 @@ def train(args: Args) -> Path:
 
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
+            done = (iteration - 1) / args.num_iterations  # share of the training
             finished, final_obs = list[pbcrl.Trajectory](), list[np.ndarray]()
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
@@ -519,7 +520,12 @@ def train(args: Args) -> Path:
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
             learned = cost_model.score(finished)  # (E,)
-            measured, allowed = constraint.measure(answers, learned, cost_model.learned_limit)
+            judged = learned
+            if args.segment_length is not None:  # labels are about these
+                judged = cost_model.score(pbcrl.cut_segments(finished, args.segment_length))
+            measured, allowed = constraint.measure(
+                answers, judged, cost_model.learned_limit, done=done
+            )
             watched = monitor.update(
                 iteration, answers, finished, learned, measured, progress.ended
             )
@@ -546,7 +552,6 @@ def train(args: Args) -> Path:
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
             # -- 5. Policy -------------------------------------------------------------------------
-            done = (iteration - 1) / args.num_iterations
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - args.lr_decay * done)
             flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
             flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)
@@ -569,6 +574,8 @@ def train(args: Args) -> Path:
                 "return": mean_return,
                 "true_cost": mean_cost,
                 **watched,
+                "measured": measured,
+                "allowed": allowed,
                 **tuned,
                 "dead_zone": trainer.dead_zone.value,
                 "multiplier": multiplier.value,

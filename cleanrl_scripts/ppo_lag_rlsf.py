@@ -490,6 +490,7 @@ def train(args: Args) -> Path:
             progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
+            done = (iteration - 1) / args.num_iterations  # share of the training
             finished, final_obs = list[pbcrl.Trajectory](), list[np.ndarray]()
             # Few rows are not worth sharing; a thread that waits for more holds up the envs.
             torch.set_num_threads(1)
@@ -564,7 +565,6 @@ def train(args: Args) -> Path:
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
             # -- 5. Policy -------------------------------------------------------------------------
-            done = (iteration - 1) / args.num_iterations
             optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - args.lr_decay * done)
             flat_obs = torch.from_numpy(rollout.obs).flatten(0, 1).to(args.device)
             flat_actions = torch.from_numpy(rollout.actions).flatten(0, 1).to(args.device)

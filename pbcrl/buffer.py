@@ -169,6 +169,14 @@ class PreferenceBuffer:
         unsafe = np.bincount(place, weights=1 - safe[is_labelled]) / np.bincount(place)
         return float(unsafe.mean())
 
+    def with_safety(self, positions: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Indices of the trajectories in some labelled pairs, int (B,), that have a safety label.
+
+        Each occurs once, in order.
+        """
+        given = ~np.isnan(self._labels[positions, 1:])
+        return np.unique(self._pairs[positions][given])
+
     def balanced_weights(self, num_pairs: int) -> NDArray[np.float64]:
         """Probabilities with which to draw the first pairs so that labels are balanced.
 

@@ -9,12 +9,14 @@ the first is None. Does not depend on environments, and computes no cost itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol, final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pbcrl.errors import require_in
 from pbcrl.feedback import Answers
 
 
@@ -32,7 +34,12 @@ class Constraint(Protocol):
         ...
 
     def measure(
-        self, answers: Answers, learned_costs: NDArray[np.float64], learned_limit: float
+        self,
+        answers: Answers,
+        learned_costs: NDArray[np.float64],
+        learned_limit: float,
+        *,
+        done: float = 1.0,
     ) -> tuple[float | None, float]:
         """Return what an iteration measured and what is allowed, for `LagrangeMultiplier.update`.
 
@@ -40,6 +47,7 @@ class Constraint(Protocol):
             answers: Of the iteration's labelling round; `Answers()` if there was none.
             learned_costs: Ĉ(τ) of the episodes that ended in it, (N,); N may be 0.
             learned_limit: The limit of the cost model, in units of these.
+            done: Share of the training that is over, in [0, 1].
 
         Returns:
             The measure, None if nothing was measured; the highest one allowed.
@@ -55,10 +63,29 @@ class Constraint(Protocol):
         """
         ...
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that its measures will depend on, as plain numbers."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        ...
+
+
+class _Stateless:
+    """What remembers nothing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue as before."""
+
 
 @final
 @dataclass(frozen=True)
-class LearnedLimit:
+class LearnedLimit(_Stateless):
     """The mean learned cost must not exceed the learned limit: the constraint of the paper.
 
     It is measured in every iteration in which an episode ends. Labels judge it by whether more than
@@ -73,6 +100,8 @@ class LearnedLimit:
         answers: Answers,  # noqa: ARG002 - the cost model has learned from them
         learned_costs: NDArray[np.float64],
         learned_limit: float,
+        *,
+        done: float = 1.0,  # noqa: ARG002 - it is the same at all times
     ) -> tuple[float | None, float]:
         """The mean learned cost of the episodes, None without any, and the learned limit."""
         return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
@@ -83,11 +112,23 @@ class LearnedLimit:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class UnsafeRate:
-    """The share of fresh episodes that are labelled unsafe must not exceed p*.
+    r"""The share of fresh episodes that are unsafe must not exceed p*, by labels of some of them.
 
-    It does not depend on where the learned limit lies, and is measured in labelling rounds alone.
+    A few labels tell a share badly; a model judges every episode, and errs. So its judgement of all
+    that ended in an iteration is corrected by its error on those that were labelled, before it
+    learned from them (a control variate, as in prediction-powered inference):
+
+    .. math:: P = \overline{1[Ĉ > b]} + \overline{1[unsafe] - 1[Ĉ > b]}
+
+    The second mean is over the last `MEMORY` labels or so, older ones counting less. Whatever the
+    model, P has no bias but by how its error has changed since, and the less it errs, the less
+    noise. While no model has judged labelled episodes, P is their share, in labelling rounds alone.
+
+    In the first half of training more is allowed, at first a half, less and less by a factor. A
+    policy that hardly knows the task yet errs more often than p*, and under a price that forbids
+    that it learns to do nothing.
 
     Args:
         max_rate: p*, in (0, 1).
@@ -97,8 +138,13 @@ class UnsafeRate:
     """
 
     max_rate: float
-    batch = 0  # it needs pairs alone
-    by_labels = True
+    error_sum: float = field(default=0.0, init=False, repr=False)
+    """Of labels, 1 unsafe, minus what the model said, by weight."""
+    error_weight: float = field(default=0.0, init=False, repr=False)
+    """Σ of the weights, at most some `MEMORY`."""
+    batch: ClassVar[int] = 0  # it needs pairs alone
+    by_labels: ClassVar[bool] = True
+    MEMORY: ClassVar[float] = 50.0
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -110,20 +156,43 @@ class UnsafeRate:
     def measure(
         self,
         answers: Answers,
-        learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
-        learned_limit: float,  # noqa: ARG002
+        learned_costs: NDArray[np.float64],
+        learned_limit: float,
+        *,
+        done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """The share labelled unsafe, late labels included, and p*."""
-        return answers.unsafe_rate, self.max_rate
+        """P, with late labels, and p*, or more in the first half of training."""
+        require_in("[0, 1]", done=done)
+        allowed = max(0.5, self.max_rate) ** (1 - min(1.0, 2 * done))
+        allowed *= self.max_rate ** min(1.0, 2 * done)
+        if answers.unsafe_rate is not None and answers.predicted_rate is not None:
+            count = answers.num_labelled
+            kept = math.exp(-count / self.MEMORY)
+            error = answers.unsafe_rate - answers.predicted_rate
+            self.error_sum = kept * self.error_sum + count * error
+            self.error_weight = kept * self.error_weight + count
+        if not self.error_weight or not len(learned_costs):
+            return answers.unsafe_rate, allowed
+        predicted = float((learned_costs > learned_limit).mean())
+        rate = predicted + self.error_sum / self.error_weight
+        return min(max(rate, 0.0), 1.0), allowed
 
     def judge(self, answers: Answers) -> tuple[float | None, float]:
         """The share labelled unsafe, and p*."""
         return _rate_in_time(answers), self.max_rate
 
+    def state_dict(self) -> dict[str, float]:
+        """What is known of the model's error."""
+        return {"error_sum": self.error_sum, "error_weight": self.error_weight}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.error_sum, self.error_weight = state["error_sum"], state["error_weight"]
+
 
 @final
 @dataclass(frozen=True)
-class Acceptance:
+class Acceptance(_Stateless):
     """The mean cost of a batch of fresh episodes must be within the limit, as whoever labels says.
 
     The measure is 1 if the batch was rejected and 0 if it was accepted, against 0.5. So λ settles
@@ -152,6 +221,8 @@ class Acceptance:
         answers: Answers,
         learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
         learned_limit: float,  # noqa: ARG002
+        *,
+        done: float = 1.0,  # noqa: ARG002
     ) -> tuple[float | None, float]:
         """1 rejected, 0 accepted, None without an answer, a late one included; and 0.5."""
         if answers.batch is None or math.isnan(answers.batch.safe):

@@ -41,6 +41,11 @@ class Answers:
     unsafe_rate: float | None = None
     """Share labelled unsafe of the trajectories in them, each counted once, in [0, 1]; None if none
     has a safety label (`PreferenceBuffer.unsafe_rate`)."""
+    predicted_rate: float | None = None
+    """Share of the same trajectories, each counted once, that the model judged unsafe before it
+    learned from these labels, in [0, 1]; None without a model or without a safety label."""
+    num_labelled: int = 0
+    """Over how many trajectories both are shares."""
     num_late: int = 0
     """How many of the pairs show episodes of an older policy: those asked about before the newest
     round that asked about pairs."""
@@ -221,7 +226,7 @@ class FeedbackLoop:
         _checked_count("batch", batch, of="episodes")
         shown = batch > 0 and self._ask_batch(batch, due=due)
         self._ask(due, model=model)
-        return self._collect(wait, batch_shown=shown)
+        return self._collect(wait, model=model, batch_shown=shown)
 
     def set_unused_labels_aside(self) -> int:
         """Move the labels in the log that this loop has not used to `labels_unused.jsonl`.
@@ -367,7 +372,7 @@ class FeedbackLoop:
                 stacklevel=stacklevel,  # whoever called `round`
             )
 
-    def _collect(self, wait: float, *, batch_shown: bool) -> Answers:
+    def _collect(self, wait: float, *, model: LearnedCost | None, batch_shown: bool) -> Answers:
         """Log the answers that have come, and put those about pairs into the buffer."""
         self._answers |= self.oracle.collect(wait=wait)
         about_pairs = {n: one for n, one in self._answers.items() if n != self._open_batch}
@@ -390,10 +395,16 @@ class FeedbackLoop:
             self._open_batch = None
         self._answers = {}
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
-        rate = self.buffer.unsafe_rate(new)
+        rate, predicted = self.buffer.unsafe_rate(new), None
+        shown = self.buffer.with_safety(new)
+        if model is not None and len(shown):
+            excess = model.member_scores([self.buffer.trajectories[i] for i in shown.tolist()])
+            predicted = float((excess.mean(axis=0) > 0).mean())
         return Answers(
             pairs=new,
             unsafe_rate=None if math.isnan(rate) else rate,
+            predicted_rate=predicted,
+            num_labelled=len(shown),
             num_late=self._num_late(new),
             batch=batch,
             batch_shown=batch_shown,

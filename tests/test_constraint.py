@@ -33,10 +33,65 @@ def test_without_an_episode_there_is_no_learned_cost():
     assert LearnedLimit().measure(pairs(0.5), NONE, 3.0) == (None, 3.0)
 
 
-def test_the_unsafe_rate_is_compared_with_the_highest_allowed_whatever_was_learned():
+def test_without_a_model_the_unsafe_rate_is_that_of_labels():
     constraint = UnsafeRate(0.2)
     assert constraint.measure(pairs(0.25), np.array([9.0]), 3.0) == (0.25, 0.2)
     assert constraint.measure(Answers(), np.array([9.0]), 3.0) == (None, 0.2)
+
+
+def labelled(unsafe_rate, predicted_rate, number):
+    return Answers(
+        np.arange(4),
+        unsafe_rate=unsafe_rate,
+        predicted_rate=predicted_rate,
+        num_labelled=number,
+    )
+
+
+def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labelled_ones():
+    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one."""
+    constraint = UnsafeRate(0.2)
+    costs = np.array([1.0, 4.0, 5.0, 9.0])
+    assert constraint.measure(labelled(0.5, 0.25, 8), costs, 3.0) == (pytest.approx(1.0), 0.2)
+    assert constraint.measure(Answers(), costs[:2], 3.0) == (pytest.approx(0.75), 0.2)
+    error = 0.25 * 8 * math.exp(-0.2) / (8 * math.exp(-0.2) + 10)
+    rate, _ = constraint.measure(labelled(0.5, 0.5, 10), costs[:2], 3.0)
+    assert rate == pytest.approx(0.5 + error)
+    assert constraint.measure(Answers(), NONE, 3.0) == (None, 0.2)
+
+
+def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_than_labels():
+    """30 % are unsafe; a model is right in nine cases of ten; 20 of 200 episodes get a label."""
+    rng, constraint = np.random.default_rng(0), UnsafeRate(0.2)
+    corrected, by_labels = [], []
+    for _ in range(4_000):
+        unsafe = rng.random(200) < 0.3
+        said = unsafe ^ (rng.random(200) < 0.1)
+        shares = unsafe[:20].mean(), said[:20].mean()
+        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.5)
+        corrected.append(rate)
+        by_labels.append(shares[0])
+    assert abs(np.mean(corrected) - 0.3) < 0.005
+    assert abs(said.mean() - 0.3) > 0.03  # the model alone is wrong: 0.34
+    assert np.std(corrected) < 0.6 * np.std(by_labels)
+
+
+def test_more_may_be_unsafe_in_the_first_half_of_training():
+    """From a half to p* by a factor; a p* above a half stays."""
+    allowed = [UnsafeRate(0.02).measure(Answers(), NONE, 0.0, done=x)[1] for x in (0, 0.25, 0.5, 1)]
+    assert allowed == pytest.approx([0.5, 0.1, 0.02, 0.02])
+    assert UnsafeRate(0.8).measure(Answers(), NONE, 0.0, done=0.0)[1] == 0.8
+    with pytest.raises(ValueError, match=r"done must lie in \[0, 1\], got 2"):
+        UnsafeRate(0.8).measure(Answers(), NONE, 0.0, done=2)
+
+
+def test_what_is_known_of_the_model_outlives_the_process():
+    old, new = UnsafeRate(0.2), UnsafeRate(0.2)
+    old.measure(labelled(0.5, 0.25, 8), NONE, 3.0)
+    new.load_state_dict(old.state_dict())
+    assert new == old
+    for stateless in (LearnedLimit(), Acceptance(10)):
+        stateless.load_state_dict(stateless.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,9 @@ def slow_multiplier(args: Any, horizon: int | None = None) -> str | None:
         horizon: Steps of an episode, without one of which λ does not move.
     """
     moves, when = args.num_iterations, "iteration"
-    if getattr(args, "constraint", "learned") != "learned":
+    # With envs a model judges all fresh episodes between labels, too.
+    by_labels = ("accept",) if hasattr(args, "num_envs") else ("accept", "rate")
+    if getattr(args, "constraint", "learned") in by_labels:
         moves, when = moves // args.finetune_interval, "labelling round"
     elif horizon is not None and args.batch_size < horizon:
         moves, when = moves * args.batch_size // horizon, "episode"

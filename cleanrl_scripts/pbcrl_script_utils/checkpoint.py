@@ -184,7 +184,7 @@ def _state_of(part: Any) -> Any:
         return part.get_state()
     if isinstance(part, VectorEnv) and not hasattr(part, "state_dict"):
         return None
-    if dataclasses.is_dataclass(part):
+    if not hasattr(part, "state_dict"):  # a dataclass
         return {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     return part.state_dict()
 
@@ -194,7 +194,7 @@ def _load_into(part: Any, state: Any) -> None:
         part.bit_generator.state = state
     elif isinstance(part, torch.Generator):
         part.set_state(state)
-    elif dataclasses.is_dataclass(part):
+    elif state is not None and not hasattr(part, "load_state_dict"):
         for name, value in state.items():
             setattr(part, name, value)
     elif state is not None:

@@ -86,7 +86,6 @@ class LabelMonitor:
             "learned_cost_std": None if std is None else float(std),
             "type_ii_rate": float(missed.mean()) if len(missed) else None,
             "unsafe_rate": answers.unsafe_rate,
-            "rejected": measured if self._constraint.batch else None,
             "queries_used": self._feedback.queries_used,
         }
 
@@ -107,8 +106,8 @@ class LabelMonitor:
                 f"fewer than {batch} episodes were new or had an answer in a labelling round, and "
                 "λ stayed; lower --accept-batch, or raise --finetune-interval"
             )
-        elif not batch and not moved:
-            self._run.warn("no safety label came in a labelling round, and λ stayed")
+        elif not batch and answers.unsafe_rate is None:
+            self._run.warn("no safety label came in a labelling round: λ follows the model alone")
 
     def summary(self) -> dict[str, float | None]:
         """What a summary has of the labels; warns of queries that were due and not answered."""

@@ -420,8 +420,8 @@ class Run:
 
 _GROUP_OF = {
     "policy": "return true_cost multiplier episodes discarded",
-    "cost_model": "learned_ dead_zone queries_ type_ii_ unsafe_rate rejected violation_ finetune_ "
-    "classifier_ positives negatives",
+    "cost_model": "learned_ dead_zone queries_ type_ii_ unsafe_rate measured allowed rejected "
+    "violation_ finetune_ classifier_ positives negatives",
     "seconds": "seconds_",
 }
 """The tabs of TensorBoard, by the beginnings of their keys; `update` has all others."""

@@ -120,12 +120,18 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
     assert len(read_labels(folder / "labels.jsonl")) == 220 - batches * (12 // 2 - 1)
 
 
-def test_the_rate_moves_the_multiplier_in_labelling_rounds(script, make_args):
+def test_the_rate_moves_the_multiplier_by_labels_and_the_model(script, make_args):
+    """What is allowed falls from a half to p* in the first half of training."""
     folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
-    multiplier = LagrangeMultiplier()
-    for number, row in enumerate(rows(folder)):
+    multiplier, found = LagrangeMultiplier(), rows(folder)
+    for number, row in enumerate(found):
         assert (row["unsafe_rate"] is not None) == (number in ROUNDS)
-        assert row["multiplier"] == multiplier.update(row["unsafe_rate"], 0.3)
+        done = min(1.0, 2 * number / len(found))
+        assert row["allowed"] == pytest.approx(0.5 ** (1 - done) * 0.3**done)
+        assert row["multiplier"] == multiplier.update(row["measured"], row["allowed"])
+    assert found[ROUNDS[0]]["measured"] is not None
+    assert found[-2]["unsafe_rate"] is None  # no round, and measured all the same
+    assert found[-2]["measured"] is not None
 
 
 @pytest.mark.parametrize(("limit", "rejected"), [(1e3, 0.0), (0.0, 1.0)])
@@ -144,7 +150,7 @@ def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
     )
     log, sign = 0.0, 1 if rejected else -1
     for number, row in enumerate(rows(script.train(args))):
-        assert row["rejected"] == (rejected if number in ROUNDS else None)
+        assert row["measured"] == (rejected if number in ROUNDS else None)
         if number in ROUNDS:
             log += sign * 0.1
         expected = min(math.exp(log + sign), 3.0) if number >= ROUNDS[0] else 1.0
@@ -215,7 +221,7 @@ def test_what_is_due_before_the_first_episodes_can_have_ended_is_no_reason_to_wa
     """Four envs start out of step: in 300 steps they end fewer than 12 whole episodes of 100."""
     options = {"num_steps": 20, "minibatch_size": 80, "total_timesteps": 80 * 24}
     folder = script.train(make_args("run", constraint="accept", finetune_interval=15, **options))
-    assert rows(folder)[14]["rejected"] is None
+    assert rows(folder)[14]["measured"] is None
     assert "fewer than" not in str(summary(folder)["warnings"])
 
 

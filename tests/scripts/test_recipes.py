@@ -200,11 +200,12 @@ def test_a_multiplier_that_cannot_find_its_place_is_warned_of(scripts, options, 
     assert said is None if shown is None else shown in said
 
 
-def test_a_multiplier_that_follows_labels_moves_in_labelling_rounds_alone(scripts):
-    args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", constraint="rate", num_steps=1_000)
+def test_a_multiplier_that_follows_batches_moves_in_labelling_rounds_alone(scripts):
+    args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", constraint="accept", num_steps=1_000)
     said = slow_multiplier(args)  # 50 iterations are ten rounds
     assert "λ is moved 10 times, once per labelling round" in said
-    assert slow_multiplier(dataclasses.replace(args, constraint="learned")) is None
+    for always in ("learned", "rate"):  # a model judges every episode
+        assert slow_multiplier(dataclasses.replace(args, constraint=always)) is None
 
 
 def test_people_change_what_is_asked_and_not_how_the_policy_learns():
