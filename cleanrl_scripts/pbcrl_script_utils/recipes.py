@@ -27,10 +27,7 @@ _ROBOTS: Recipe = {
 }
 _DRIVING: Recipe = {
     "total_timesteps": 3_000_000,
-    "num_envs": 100,
     "eval_episodes": 500,
-    # A higher price of the many bad steps of a beginner, and he learns to stand still.
-    "multiplier_cap": 1.0,
 }
 _TOY: Recipe = {
     "gamma": 0.95,

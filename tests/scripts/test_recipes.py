@@ -106,8 +106,8 @@ def test_the_help_fits_into_the_terminal(scripts, capsys):
 def test_what_is_given_counts_more_than_a_recipe_and_is_not_listed(scripts):
     for name in SCRIPTS:
         script = getattr(scripts, name)
-        plain = parse(script.Args, ["--env-id", LANE])
-        given = parse(script.Args, ["--num-envs", "7", "--env-id", LANE, "--eval_episodes=25"])
+        plain = parse(script.Args, ["--env-id", GOAL])
+        given = parse(script.Args, ["--num-envs", "7", "--env-id", GOAL, "--eval_episodes=25"])
         assert given == dataclasses.replace(plain, num_envs=7, eval_episodes=25)
         before, after = map(recipe_lines, (plain, given))
         gone = [line for line in before if line not in after]
