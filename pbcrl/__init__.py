@@ -4,6 +4,7 @@ The names that one needs, in the order in which data flows through them; each ca
 
 - A `Trajectory` is a whole episode; a `Query` shows two of them, and a `Label` is the answer. A
   `BatchLabel` is the answer about many that are shown at once, `GridLabel` about each of them.
+  `Marks` say which steps of one are unsafe.
 - `RecordTrajectories` hands out the episodes of any Gymnasium vector env as they end;
   `finished_trajectories` reads them from its infos, or from those of the wrappers that follow.
 - `PreferenceCostWrapper` and `PreferenceCostVectorWrapper` put the learned cost into `info["cost"]`
@@ -35,7 +36,7 @@ functions, `pbcrl.effects` says what a cost follows, `pbcrl.selection` chooses q
 
 from pbcrl import metrics as metrics
 from pbcrl.errors import PbcrlError
-from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory, cut_segments
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Marks, Query, Trajectory, cut_segments
 from pbcrl.recorder import finished_trajectories
 from pbcrl.vector_recorder import RecordTrajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
@@ -76,6 +77,7 @@ __all__ = [
     "LagrangeMultiplier",
     "LearnedCost",
     "LearnedLimit",
+    "Marks",
     "Oracle",
     "PbCILoss",
     "PbcrlError",

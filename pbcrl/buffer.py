@@ -15,7 +15,15 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.errors import LabelError
-from pbcrl.trajectory import Label, PairBatch, Query, Trajectory
+from pbcrl.trajectory import (
+    Label,
+    Marks,
+    PairBatch,
+    Query,
+    Stretches,
+    Trajectory,
+    check_stretches,
+)
 
 Pairs = NDArray[np.int64]
 
@@ -105,6 +113,7 @@ class PreferenceBuffer:
         """Every trajectory once; pairs index this list."""
         self._pairs = np.empty((0, 2), dtype=np.int64)
         self._labels = np.empty((0, 3), dtype=np.float32)  # preference, first safe, second safe
+        self._unsafe: list[tuple[Stretches | None, Stretches | None]] = []  # of each pair
         self._has_warned = False
         self.add_trajectories(trajectories)
 
@@ -120,6 +129,22 @@ class PreferenceBuffer:
     def labels(self) -> NDArray[np.float32]:
         """μ and the two ε of each labelled pair, NaN where not given, (len(self), 3)."""
         return self._labels.copy()
+
+    @property
+    def stretches(self) -> list[tuple[Stretches | None, Stretches | None]]:
+        """What was marked as unsafe in both members of each labelled pair; None if nothing was."""
+        return list(self._unsafe)
+
+    @property
+    def marks(self) -> list[Marks]:
+        """The trajectories of which somebody marked the unsafe steps, once for each time."""
+        members = zip(self._pairs.tolist(), self._unsafe, strict=True)
+        return [
+            Marks(self.trajectories[i], _marked(marked, len(self.trajectories[i])))
+            for pair, both in members
+            for i, marked in zip(pair, both, strict=True)
+            if marked is not None
+        ]
 
     @property
     def num_compared(self) -> int:
@@ -238,7 +263,8 @@ class PreferenceBuffer:
 
         Raises:
             TypeError: If a label is no `Label`; nothing is added then.
-            ValueError: If a pair is out of range or compares a trajectory with itself.
+            ValueError: If a pair is out of range or compares a trajectory with itself, or what is
+                marked lies outside of its trajectory; nothing is added then.
             LabelError: If there is not one label per pair; nothing is added then.
         """
         rows = self._checked(pairs)
@@ -253,6 +279,12 @@ class PreferenceBuffer:
                 f"each pair needs its label: got {len(rows)} pairs and {len(labels)} labels; an "
                 "oracle that has no answer returns Label(nan, nan, nan)"
             )
+        marked = [(label.first_unsafe, label.second_unsafe) for label in labels]
+        for pair, both in zip(rows.tolist(), marked, strict=True):
+            for i, stretches in zip(pair, both, strict=True):
+                if stretches is not None:
+                    check_stretches(stretches, steps=len(self.trajectories[i]))
+        self._unsafe += marked
         values = [(label.preference, label.first_safe, label.second_safe) for label in labels]
         self._pairs = np.concatenate([self._pairs, rows])
         self._labels = np.concatenate(
@@ -325,3 +357,11 @@ class PreferenceBuffer:
                 f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
             )
         return rows.astype(np.int64)
+
+
+def _marked(stretches: Stretches, steps: int) -> NDArray[np.float64]:
+    """1 in the stretches, else 0, (steps,)."""
+    unsafe = np.zeros(steps)
+    for start, end in stretches:
+        unsafe[start:end] = 1
+    return unsafe

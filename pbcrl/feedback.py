@@ -29,7 +29,14 @@ from pbcrl.data.label_log import LabelLog, label_to_json
 from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
 from pbcrl.oracle import Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Trajectory, cut_segments
+from pbcrl.trajectory import (
+    AnyLabel,
+    BatchLabel,
+    Label,
+    Stretches,
+    Trajectory,
+    cut_segments,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,6 +268,7 @@ class FeedbackLoop:
             "compared": [_arrays(trajectory) for trajectory in in_memory],
             "pairs": self.buffer.labelled_pairs,
             "labels": self.buffer.labels,
+            "unsafe": self.buffer.stretches,
             "num_labels": self._num_labels,
             "fresh": [_arrays(trajectory) for trajectory in self._fresh],
             "num_unjudged": self._num_unjudged,
@@ -296,7 +304,10 @@ class FeedbackLoop:
                 "a new run"
             )
         self.buffer.add_trajectories(self._compared(state))
-        labels = [Label(*row) for row in state["labels"].tolist()]
+        labels = [
+            Label(*row, *map(_stretches, both))
+            for row, both in zip(state["labels"].tolist(), state["unsafe"], strict=True)
+        ]
         self.buffer.add_labels(state["pairs"], labels)
         self._start, self._rounds = state["num_offline"], list(state["rounds"])
         self._num_labels = state["num_labels"]
@@ -504,6 +515,10 @@ def _stored(path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
 def _arrays(trajectory: Trajectory) -> list[Any]:
     t = trajectory
     return [t.obs, t.actions, t.costs, t.rewards, t.terminated, t.final_obs]
+
+
+def _stretches(stored: Sequence[Sequence[int]] | None) -> Stretches | None:
+    return None if stored is None else tuple((start, end) for start, end in stored)
 
 
 def _checked_count(name: str, count: int, *, of: str = "queries") -> int:

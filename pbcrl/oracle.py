@@ -20,7 +20,15 @@ import numpy as np
 
 from pbcrl.data.label_log import check_left, checked_budget, label_from_json, label_to_json
 from pbcrl.errors import StorageError
-from pbcrl.trajectory import AnyLabel, BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import (
+    AnyLabel,
+    BatchLabel,
+    Label,
+    Query,
+    Stretches,
+    Trajectory,
+    unsafe_stretches,
+)
 
 
 class Oracle(Protocol):
@@ -100,7 +108,8 @@ class Teacher:
     Safety labels: a skip is no answer at all; `beta` acts as if the episode were compared with one
     that costs exactly d, which is how Eq. 6 reads a safety label; `safety_noise` flips. Ties and
     memory do not act on them: there is no third answer, and d is a limit on whole sums. A batch is
-    judged as an episode would be that costs its mean; it is skipped if all of it would be.
+    judged as an episode would be that costs its mean; it is skipped if all of it would be. A marked
+    step is one that costs; a stretch of them may be missed, and begin and end wrong.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -116,11 +125,15 @@ class Teacher:
     """Gives no answer if both cost more: B-Pref's teacher skips if neither is any good."""
     equal_margin: float = 0.0
     """Calls it a tie (0.5) if the costs differ by no more than this."""
+    mark_error: int = 0
+    """Steps by which a marked stretch begins and ends wrong at most, evenly and independently."""
+    missed: float = 0.0
+    """Probability that an unsafe stretch is not marked."""
     discount: float = 1.0
     """γ in (0, 1]: a step counts γ^(T - 1 - t), so that what came last is remembered best."""
 
     def __post_init__(self) -> None:
-        for name in ("preference_noise", "safety_noise"):
+        for name in ("preference_noise", "safety_noise", "missed"):
             noise = getattr(self, name)
             if not 0 <= noise <= 1:
                 raise ValueError(f"{name} is a probability, got {noise}; give a number in [0, 1]")
@@ -129,6 +142,8 @@ class Teacher:
                 raise ValueError(
                     f"{name} is a true episode cost and must be >= 0, got {getattr(self, name)}"
                 )
+        if self.mark_error < 0:
+            raise ValueError(f"mark_error counts steps and must be >= 0, got {self.mark_error}")
         if not self.beta > 0 or not 0 < self.discount <= 1:
             raise ValueError(
                 f"a teacher needs beta > 0 and discount in (0, 1], got {self.beta} and "
@@ -138,7 +153,8 @@ class Teacher:
     @property
     def is_random(self) -> bool:
         """Whether the same query may get another answer."""
-        return self.beta < math.inf or self.preference_noise + self.safety_noise > 0
+        noise = self.preference_noise + self.safety_noise + self.mark_error + self.missed
+        return self.beta < math.inf or noise > 0
 
 
 TEACHERS = ("perfect", "beta", "mistake", "skip", "equal", "myopic")
@@ -200,6 +216,7 @@ class SyntheticOracle:
             length / horizon. A batch shows whole episodes, and is judged by the limit itself.
         budget: Most queries to take; None is no bound. A skipped query counts, since it
             was shown. (B-Pref counts only those that got an answer.)
+        marks: Whether the unsafe steps of a pair are marked, too: those that cost.
         teacher: Who answers; by default one that makes no mistakes.
         rng: Source of chance; needed if the teacher is random.
 
@@ -215,6 +232,7 @@ class SyntheticOracle:
         *,
         share: float = 1.0,
         budget: int | None = None,
+        marks: bool = False,
         teacher: Teacher | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
@@ -230,6 +248,7 @@ class SyntheticOracle:
             )
         self.cost_limit, self.share = cost_limit, share
         self.budget = checked_budget(budget)
+        self.marks = marks
         self.teacher = Teacher() if teacher is None else teacher
         if rng is None and self.teacher.is_random:
             raise ValueError("label noise is random: pass rng=np.random.default_rng(seed)")
@@ -315,7 +334,24 @@ class SyntheticOracle:
         if self._flip(teacher.preference_noise):
             preference = 1 - preference
         limit = self.share * self.cost_limit
-        return Label(preference, self._safe(first_cost, limit), self._safe(second_cost, limit))
+        safe = self._safe(first_cost, limit), self._safe(second_cost, limit)
+        if not self.marks:
+            return Label(preference, *safe)
+        return Label(preference, *safe, self._marked(query.first), self._marked(query.second))
+
+    def _marked(self, trajectory: Trajectory) -> Stretches:
+        """The stretches in which steps cost, as the teacher marks them."""
+        assert trajectory.costs is not None  # checked by `true_cost`
+        found, steps = unsafe_stretches(trajectory.costs > 0), len(trajectory)
+        error, seen = self.teacher.mark_error, np.zeros(steps, np.bool_)
+        for start, end in found:
+            if self._flip(self.teacher.missed):
+                continue
+            if error and self._rng is not None:
+                start, end = (int(x + self._rng.integers(-error, error + 1)) for x in (start, end))
+            start = min(max(start, 0), steps - 1)
+            seen[start : max(end, start + 1)] = True
+        return unsafe_stretches(seen)
 
     def _safe(self, cost: float, limit: float) -> float:
         return abs(self._judge(limit - cost) - self._flip(self.teacher.safety_noise))

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class Trainer(ABC):
         TypeError: If `model` is no `LearnedCost`.
         ValueError: If a number is out of range.
     """
+
+    _reads_marks: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -202,10 +204,20 @@ class Trainer(ABC):
         self._check_labels(train)
         valid.check_labelled()
         self._warn_of_lengths(train)
+        self._warn_of_marks(train)
 
     def _check_labels(self, buffer: PreferenceBuffer) -> None:
         if buffer.is_trainable or not self.can_learn(buffer):
             buffer.check_trainable()  # which warns of contradictions, too
+
+    def _warn_of_marks(self, buffer: PreferenceBuffer) -> None:
+        is_marked = any(one is not None for both in buffer.stretches for one in both)
+        if is_marked and not self._reads_marks:
+            self._warn_once(
+                UserWarning,
+                "single steps are marked as unsafe, but only trees learn from them, and this is a "
+                "network: it learns from the other answers; take a TreeCost and a TreeTrainer",
+            )
 
     def _warn_of_lengths(self, buffer: PreferenceBuffer) -> None:
         members, safe = buffer.labelled_pairs, buffer.labels[:, 1:]
@@ -467,6 +479,7 @@ class CostModelTrainer(Trainer):
         require_in("[0, inf)", lr=lr)
         buffer.check_trainable()
         self._warn_of_lengths(buffer)
+        self._warn_of_marks(buffer)
         if not 1 <= num_new <= len(buffer):
             raise ValueError(f"num_new must lie in 1..{len(buffer)} (the buffer), got {num_new}")
         num_old = len(buffer) - num_new

@@ -8,14 +8,16 @@ environments, models or losses.
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pbcrl.errors import MissingCostError, NonFiniteError, require_in
@@ -127,13 +129,18 @@ class Query:
     """τ_2."""
 
 
+Stretches = tuple[tuple[int, int], ...]
+"""Steps of a trajectory, each stretch from its first step to before its last number."""
+
+
 @dataclass(frozen=True)
 class Label:
     """The answer to one query; NaN stands for "not given".
 
     Raises:
         TypeError: If an answer is no number.
-        ValueError: If `preference` is outside [0, 1] or a safety label is neither 0, 1 nor NaN.
+        ValueError: If `preference` is outside [0, 1], a safety label is neither 0, 1 nor NaN, or
+            stretches are reversed, overlap, touch or are out of order.
     """
 
     preference: float
@@ -142,8 +149,16 @@ class Label:
     """ε of the first trajectory: 1 safe, 0 unsafe."""
     second_safe: float
     """ε of the second trajectory: 1 safe, 0 unsafe."""
+    first_unsafe: Stretches | None = None
+    """Which steps of the first trajectory are marked as unsafe, all others as not; () if none is,
+    None if nobody was asked to mark them."""
+    second_unsafe: Stretches | None = None
+    """Of the second trajectory."""
 
     def __post_init__(self) -> None:
+        for marked in (self.first_unsafe, self.second_unsafe):
+            if marked is not None:
+                check_stretches(marked)
         for name in ("preference", "first_safe", "second_safe"):
             value = getattr(self, name)
             try:
@@ -159,6 +174,55 @@ class Label:
                     "the safer one, and a safety label be 1 (safe) or 0 (unsafe); NaN is not "
                     f"given: got {name}={value}"
                 )
+
+
+class Marks(NamedTuple):
+    """A trajectory in which single steps are marked."""
+
+    trajectory: Trajectory
+    """T steps."""
+    unsafe: NDArray[Any]
+    """1 unsafe, 0 not, NaN unknown, (T,)."""
+
+
+def unsafe_stretches(unsafe: ArrayLike) -> Stretches:
+    """Return the stretches of steps that are true, or not 0, (T,)."""
+    edges = np.flatnonzero(
+        np.diff(np.asarray(unsafe, np.bool_).astype(np.int8), prepend=0, append=0)
+    )
+    return tuple((start, end) for start, end in edges.reshape(-1, 2).tolist())
+
+
+def check_stretches(stretches: Stretches, *, steps: int | None = None) -> None:
+    """Refuse stretches that are none, or lie outside of a trajectory.
+
+    Args:
+        stretches: In order, apart from each other.
+        steps: Of the trajectory, if it is known.
+
+    Raises:
+        TypeError: If they are not made of pairs of integers.
+        ValueError: If one is empty or reversed, or ends before the one before has ended, or at its
+            end, or one lies outside.
+    """
+    try:
+        numbers = [operator.index(number) for start, end in stretches for number in (start, end)]
+    except (TypeError, ValueError):
+        raise TypeError(
+            "unsafe stretches are pairs of steps, the first one and that after the last, got "
+            f"{stretches!r:.200}; give ((start, end), ...), () if no step is unsafe"
+        ) from None
+    ends = math.inf if steps is None else steps
+    if (
+        any(a >= b for a, b in pairwise(numbers))
+        or not min([0, *numbers]) >= 0
+        or ends < max([0, *numbers])
+    ):
+        raise ValueError(
+            "unsafe stretches lie within their trajectory, one after the other and apart, each "
+            f"from a step to a later one; got {stretches!r:.200}"
+            f"{'' if steps is None else f' of {steps} steps'}; join those that touch or overlap"
+        )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in
 from pbcrl.losses import safety_loss, snr_loss
 from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
-from pbcrl.trajectory import PairBatch, Trajectory
+from pbcrl.trajectory import Marks, PairBatch, Trajectory
 from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
 Outputs = NDArray[np.float64]
@@ -41,15 +41,6 @@ class Clip(NamedTuple):
     """The steps, for example of `cut_segments`."""
     safe: float
     """1 safe, 0 unsafe, between them a probability of safe; NaN is not given."""
-
-
-class Marks(NamedTuple):
-    """An episode in which single steps are marked."""
-
-    trajectory: Trajectory
-    """T steps."""
-    unsafe: NDArray[Any]
-    """1 unsafe, 0 not, NaN unknown, (T,)."""
 
 
 class TreeTrainer(Trainer):
@@ -92,6 +83,7 @@ class TreeTrainer(Trainer):
     """
 
     model: TreeCost
+    _reads_marks = True
 
     def __init__(
         self,
@@ -164,6 +156,7 @@ class TreeTrainer(Trainer):
 
         Args:
             buffer: Labelled pairs; a pair may have no preference, or one member no safety label.
+                What is marked in them is learned from, too.
             clips: More to learn from.
             marks: More to learn from.
 
@@ -270,6 +263,7 @@ class TreeTrainer(Trainer):
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
+        marks = [*marks, *buffer.marks]
         _check_marks(marks)
         rows = Rows(
             self.model,

@@ -351,3 +351,14 @@ def test_where_no_balance_can_be_had_mixed_pairs_are_drawn_or_all_alike():
     np.testing.assert_array_equal(unlabelled.balanced_weights(2), [0.5, 0.5])
     all_safe = safety_buffer(2, [[0, 1]] * 2, SS, S)
     np.testing.assert_array_equal(all_safe.balanced_weights(2), [0.5, 0.5])
+
+
+def test_what_is_marked_outside_of_its_trajectory_is_refused_and_nothing_is_added():
+    buffer = PreferenceBuffer([episode(), episode()])
+    steps = len(episode())
+    labels = [Label(1, 1, 1, ()), Label(1, 1, 1, None, ((0, steps + 1),))]
+    with pytest.raises(ValueError, match=rf"got \(\(0, {steps + 1}\),\) of {steps} steps"):
+        buffer.add_labels([(0, 1), (0, 1)], labels)
+    assert (len(buffer), buffer.stretches, buffer.marks) == (0, [], [])
+    buffer.add_labels([(0, 1)], labels[:1])
+    assert [mark.unsafe.tolist() for mark in buffer.marks] == [[0] * steps]

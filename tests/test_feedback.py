@@ -771,3 +771,31 @@ def test_two_loops_do_not_share_a_folder(tmp_path):
         FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng(), folder=tmp_path)
     loop.close()
     LabelLog(tmp_path / "labels.jsonl").close()
+
+
+def test_marked_steps_are_learned_from_and_outlive_the_process(tmp_path):
+    """Steps that cost are marked; each of the labelled episodes is one, by its number of times."""
+
+    def steps(*costs):
+        return Trajectory(np.zeros((len(costs), 1)), np.zeros((len(costs), 1)), np.array(costs))
+
+    def make():
+        oracle = SyntheticOracle(5, marks=True)
+        return FeedbackLoop(oracle, PreferenceBuffer(), rng=rng(), folder=tmp_path)
+
+    loop = make()
+    loop.add([steps(0, 2, 2, 0), steps(0, 0, 0, 0), steps(9, 0, 0, 1)])
+    loop.round(3)
+    found = {tuple(mark.trajectory.costs): mark.unsafe.tolist() for mark in loop.buffer.marks}
+    assert found == {
+        (0, 2, 2, 0): [0, 1, 1, 0],
+        (0, 0, 0, 0): [0, 0, 0, 0],
+        (9, 0, 0, 1): [1, 0, 0, 1],
+    }
+    assert len(loop.buffer.marks) == 6
+    state = loop.state_dict()
+    loop.close()
+    again = make()
+    again.load_state_dict(state)
+    assert again.buffer.stretches == loop.buffer.stretches
+    assert read_labels(tmp_path / "labels.jsonl")[0].first_unsafe is not None

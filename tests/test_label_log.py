@@ -55,6 +55,16 @@ def test_the_label_of_a_grid_has_a_list(tmp_path):
     assert repr(read_labels(path)) == repr(given)
 
 
+def test_marked_steps_are_in_the_line_of_their_label_and_in_no_other(tmp_path):
+    path = tmp_path / "log"
+    given = [Label(1.0, 0.0, 1.0, ((0, 2), (4, 5)), ()), Label(1.0, 0.0, 1.0)]
+    LabelLog(path).append(given)
+    first, second = (json.loads(line) for line in path.read_text().splitlines()[1:])
+    assert (first["first_unsafe"], first["second_unsafe"]) == ([[0, 2], [4, 5]], [])
+    assert "first_unsafe" not in second
+    assert read_labels(path) == given
+
+
 def test_an_existing_log_is_continued(tmp_path):
     path = label_log(tmp_path / "log")
     LabelLog(path).append([Label(0.25, 0.0, 0.0)])
@@ -306,6 +316,8 @@ def test_what_was_not_asked_cannot_be_answered(tmp_path):
         {"query": "a", "grid_safe": [1.0]},
         {"grid_safe": []},
         {"grid_safe": 1.0},
+        {"preference": 1.0, "first_safe": 0.0, "second_safe": 1.0, "first_unsafe": [[2, 1]]},
+        {"preference": 1.0, "first_safe": 0.0, "second_safe": 1.0, "first_unsafe": 3},
     ],
 )
 def test_a_line_that_is_neither_query_nor_label_is_named(tmp_path, entry):

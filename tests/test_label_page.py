@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+import pbcrl_envs  # noqa: F401 registers
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import clip_of, draw_frames
@@ -267,6 +268,25 @@ def test_a_grid_is_answered_by_a_list(page, tmp_path):
     assert page.answer(number, {"safe": [0, None]}, token="c")[0] == 200
     assert page.get(f"/api/question?{page.person}&id={number}")["answer"] == {"safe": [0, None]}
     assert repr(store.labels()) == repr({number: GridLabel((0.0, float("nan")))})
+
+
+def test_marked_steps_come_with_the_answers_about_a_pair(page, tmp_path):
+    store = LabelStore(tmp_path / "folder")
+    steps = len(store.trajectory(store.question(1).members[1]))
+    given = {"answers": [1, 1, 0], "unsafe": [None, [[0, steps]]]}
+    for wrong in (
+        given | {"unsafe": [[[0, steps + 1]], None]},
+        given | {"unsafe": [[[1, 0]], None]},
+        given | {"unsafe": [[[0, 1], [0, 1]], None]},
+        given | {"unsafe": [[[0.5, 1]], None]},
+        given | {"unsafe": [None]},
+        given | {"answers": [1]},
+        {"unsafe": [None, None]},
+    ):
+        status, found = page.answer(1, wrong, token="a")
+        assert status in (400, 422), found
+    assert page.answer(1, given, token="c")[0] == 200
+    assert page.get(f"/api/question?{page.person}&id=1")["answer"] == given
 
 
 def test_a_session_of_answers_a_skip_an_undo_and_a_correction(page, tmp_path):

@@ -177,6 +177,28 @@ def test_several_people_s_answer_about_a_grid_is_what_most_of_them_say_of_each()
     assert repr(found) == repr(GridLabel((1.0, NAN, 0.0, NAN)))
 
 
+def test_a_step_is_marked_by_several_people_if_most_of_them_mark_it():
+    """Of three who marked, two mark step 1, all of them step 2, one step 5; the fourth did not."""
+    said = [((1, 3),), ((1, 3), (5, 6)), ((2, 4),), None]
+    found = combined([Label(NAN, 0, NAN, one) for one in said])
+    assert (found.first_unsafe, found.second_unsafe) == (((1, 3),), None)
+    nothing = combined([Label(NAN, 0, NAN, ()), Label(NAN, 0, NAN, ((0, 1),))])
+    assert nothing.first_unsafe == ()  # a tie
+
+
+def test_marked_steps_are_kept_with_the_answer_about_a_pair(tmp_path):
+    store = LabelStore(tmp_path, create=True)
+    (number,) = store.ask([("pair", [episode(1), episode(2)])])
+    steps = len(episode(1))
+    for outside in (((0, steps + 1),), ((steps, steps + 1),)):
+        with pytest.raises(ValueError, match=f"of {steps} steps"):
+            store.answer(number, Label(NAN, 0, NAN, outside), annotator="ann")
+    given = Label(1.0, 1.0, 0.0, (), ((0, steps),))
+    store.answer(number, given, annotator="ann")
+    store.close()
+    assert LabelStore(tmp_path).labels() == {number: given}
+
+
 def test_training_on_the_mean_preference_is_training_on_all_of_them():
     """Cross-entropy is linear in the label."""
     rng = np.random.default_rng(0)
@@ -292,6 +314,19 @@ def test_people_s_agreement_is_told_and_where_they_disagree(tmp_path, capsys):
     assert "   Ada: safe 1 0 nan\n   =Bob: safe 1 1 0\n" in shown
 
 
+def test_of_marks_each_step_is_told_and_exported(tmp_path):
+    store = asked(tmp_path, 1, wanted=2)
+    store.answer(1, Label(0.5, 0, 1, ((0, 1),), ()), annotator="Ada")
+    store.answer(1, Label(0.5, 0, 1, ((0, 2),), ()), annotator="Bob")
+    # Of 2 * 3 steps one differs; of 12 ratings 3 are unsafe.
+    assert len(store.trajectory(store.question(1).members[0])) == 3
+    wanted = 1 - (1 / 6) / (2 * 3 * 9 / (12 * 11))
+    assert agreement(store)["alpha_marks"] == pytest.approx(wanted)
+    assert disagreements(store) == []  # no two people mark the same to the step
+    assert [row["first_unsafe"] for row in table(store)] == ["0:1", "0:2"]
+    assert [row["second_unsafe"] for row in table(store)] == ["none", "none"]
+
+
 def test_answers_are_exported_with_name_and_time(tmp_path):
     store = labelled(tmp_path)
     main([str(tmp_path), "--export", str(tmp_path / "labels.csv")])
@@ -332,6 +367,8 @@ def test_pandas_reads_what_is_exported(tmp_path, ending):
         expected["annotator"] = expected["annotator"].replace("=Bob", "'=Bob")
         expected["second"] = expected["second"].fillna(np.nan)
         expected["grid_safe"] = expected["grid_safe"].fillna(np.nan)
+        for marked in ("first_unsafe", "second_unsafe"):
+            expected[marked] = expected[marked].fillna(np.nan)
     pandas.testing.assert_frame_equal(found, expected, check_dtype=False)
     assert pandas.to_datetime(found["time"]).is_monotonic_increasing
     digests = [query_digest(Query(episode(2 * i), episode(2 * i + 1))) for i in range(3)]

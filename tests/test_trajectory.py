@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pbcrl.errors import MissingCostError, NonFiniteError
-from pbcrl.trajectory import Label, PairBatch, Trajectory, cut_segments, pad
+from pbcrl.trajectory import Label, PairBatch, Trajectory, cut_segments, pad, unsafe_stretches
 
 NAN = math.nan
 
@@ -274,3 +274,27 @@ def test_an_outcome_that_does_not_fit_is_refused(changes, message):
     outcome = {"rewards": np.zeros(2), "terminated": True, "final_obs": np.zeros(1)}
     with pytest.raises(ValueError, match=message):
         Trajectory(np.zeros((2, 1)), np.zeros((2, 1)), **{**outcome, **changes})
+
+
+def test_stretches_are_the_steps_that_are_marked_one_after_the_other():
+    assert unsafe_stretches([1, 1, 0, 0, 1]) == ((0, 2), (4, 5))
+    assert unsafe_stretches([False, False]) == ()
+    label = Label(1, 0, 1, ((0, 2), (4, 5)), ())
+    assert (label.first_unsafe, label.second_unsafe) == (((0, 2), (4, 5)), ())
+    assert Label(1, 0, 1).first_unsafe is None
+
+
+@pytest.mark.parametrize(
+    "stretches",
+    [((2, 2),), ((3, 1),), ((0, 2), (1, 4)), ((0, 2), (2, 4)), ((3, 4), (0, 1)), ((-1, 2),)],
+    ids=["empty", "reversed", "overlapping", "touching", "out of order", "before the first step"],
+)
+def test_stretches_that_are_no_stretches_are_refused(stretches):
+    with pytest.raises(ValueError, match="lie within their trajectory, one after the other"):
+        Label(1, 0, 1, stretches)
+
+
+@pytest.mark.parametrize("stretches", [(1, 2), ((0.5, 2),), ((0, 1, 2),), 3, (("a", "b"),)])
+def test_what_is_not_made_of_pairs_of_steps_is_refused(stretches):
+    with pytest.raises(TypeError, match="unsafe stretches are pairs of steps"):
+        Label(1, 0, 1, None, stretches)

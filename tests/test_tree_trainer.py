@@ -16,8 +16,8 @@ from pbcrl.losses import pbci_loss, safety_loss
 from pbcrl.metrics import spearman, step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
 from pbcrl.trainer import CostModelTrainer, bootstrapped
-from pbcrl.trajectory import Label, Trajectory, cut_segments
-from pbcrl.tree_trainer import Clip, Marks, Rows, TreeTrainer, _Loss, curvature, curvature_bound
+from pbcrl.trajectory import Label, Marks, Trajectory, cut_segments, unsafe_stretches
+from pbcrl.tree_trainer import Clip, Rows, TreeTrainer, _Loss, curvature, curvature_bound
 from pbcrl.trees import TreeCost, Trees
 
 from .every_space import boxes
@@ -1155,3 +1155,20 @@ def test_a_limit_that_is_none_is_refused(limit):
 def test_without_a_horizon_the_limit_is_0():
     trainer, _ = fitted_to_uneven(horizon=None)
     assert trainer.model.learned_limit == 0
+
+
+def test_marks_in_the_buffer_are_learned_from_as_those_that_are_given():
+    one, other = labelled(24, seed=1), labelled(24, seed=1)
+    marks = [Marks(t, (t.costs > 0).astype(float)) for t in one.trajectories]
+    models = []
+    pairs, labels = one.labelled_pairs, one.labels
+    marked = PreferenceBuffer(one.trajectories)
+    for pair, label in zip(pairs, labels.tolist(), strict=True):
+        unsafe = [unsafe_stretches(one.trajectories[i].costs > 0) for i in pair]
+        marked.add_labels(pair[None], [Label(*label, *unsafe)])
+    order = [i for pair in pairs.tolist() for i in pair]
+    for buffer, more in ((marked, []), (other, [marks[i] for i in order])):
+        trainer = fresh_trainer(rounds=5)
+        trainer.fit(buffer, marks=more)
+        models.append(trainer.model.score(one.trajectories))
+    np.testing.assert_array_equal(*models)

@@ -16,7 +16,6 @@ import threading
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -88,12 +87,12 @@ class LabelLog:
 
     Each line is JSON, NaN as null: a label (`append`), or the digest of a query that is asked
     (`ask`), or both (`answer`). The label of a pair has the keys `preference`, `first_safe` and
-    `second_safe`, that of a batch `batch_safe` alone, of a grid `grid_safe`. A line ends with a
-    crc32 over itself and all lines before it, so that lines which were swapped, doubled or deleted
-    are found; only the last lines can go unnoticed. An existing log is continued. One writer at a
-    time: a second
-    one is refused before it has asked anybody for a label. `close`, the end of a `with` block or of
-    the process lets the next one in.
+    `second_safe`, and if steps were marked, `first_unsafe` and `second_unsafe`; that of a batch has
+    `batch_safe` alone, of a grid `grid_safe`. A line ends with a crc32 over itself and all lines
+    before it, so that lines which were swapped, doubled or deleted are found; only the last lines
+    can go unnoticed. An existing log is continued. One writer at a time: a second one is refused
+    before it has asked anybody for a label. `close`, the end of a `with` block or of the process
+    lets the next one in.
 
     Args:
         path: The file; missing folders are made.
@@ -279,9 +278,14 @@ def label_to_json(label: AnyLabel) -> dict[str, Any]:
     """A label as JSON has it: NaN is null. A batch has `batch_safe`, a grid `grid_safe`, a list."""
     if isinstance(label, GridLabel):
         return {"grid_safe": [None if math.isnan(one) else float(one) for one in label.safe]}
-    given = {"batch_safe": label.safe} if isinstance(label, BatchLabel) else asdict(label)
-    values = {name: float(value) for name, value in given.items()}
-    return {name: None if math.isnan(value) else value for name, value in values.items()}
+    if isinstance(label, BatchLabel):
+        return {"batch_safe": _number(label.safe)}
+    names = "preference", "first_safe", "second_safe"
+    entry: dict[str, Any] = {name: _number(getattr(label, name)) for name in names}
+    for name in ("first_unsafe", "second_unsafe"):
+        if (marked := getattr(label, name)) is not None:
+            entry[name] = [list(map(int, stretch)) for stretch in marked]
+    return entry
 
 
 def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
@@ -292,8 +296,17 @@ def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
     """
     if list(entry) == ["grid_safe"]:
         return GridLabel(tuple(math.nan if one is None else one for one in entry["grid_safe"]))
-    values = {name: math.nan if value is None else value for name, value in entry.items()}
-    return BatchLabel(values["batch_safe"]) if list(values) == ["batch_safe"] else Label(**values)
+    values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
+    if list(values) == ["batch_safe"]:
+        return BatchLabel(values["batch_safe"])
+    for name in ("first_unsafe", "second_unsafe"):
+        if name in values:
+            values[name] = tuple((start, end) for start, end in values[name])
+    return Label(**values)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
 
 
 def lock(file: IO[bytes], refusal: str) -> None:

@@ -75,6 +75,7 @@ def _print_agreement(store: LabelStore) -> None:
             answer = ", ".join(
                 f"{name.replace('_', ' ')} {' '.join(f'{one:g}' for one in np.ravel(value))}"
                 for name, value in asdict(event.label).items()
+                if value is not None
             )
             print(f"   {event.annotator}: {answer}")
 

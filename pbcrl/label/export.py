@@ -6,8 +6,7 @@ import csv
 import io
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
 from pbcrl.storage import write_atomically
-from pbcrl.trajectory import BatchLabel, GridLabel, Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 COLUMNS = (
     "question",
@@ -32,15 +31,20 @@ COLUMNS = (
     "second_safe",
     "batch_safe",
     "grid_safe",
+    "first_unsafe",
+    "second_unsafe",
     "seconds",
     "time",
 )
 """Of the table: one row per person and question. `first` and `second` are the trajectories'
 digests, of a batch and of a grid all of them in `first`. A batch has `batch_safe` alone of the
-answers, a grid `grid_safe`: 1, 0 or ? for each, with spaces between them."""
+answers, a grid `grid_safe`: 1, 0 or ? for each, with spaces between them. Of a pair whose unsafe
+steps were marked, `first_unsafe` has the stretches, "3:5 9:10" for the steps 3, 4 and 9,
+"none" for none."""
 
 
-_ANSWERS = "preference", "first_safe", "second_safe", "batch_safe"
+_NUMBERS = "preference", "first_safe", "second_safe"
+_MARKED = "first_unsafe", "second_unsafe"
 
 
 def table(store: LabelStore) -> list[dict[str, Any]]:
@@ -58,7 +62,7 @@ def table(store: LabelStore) -> list[dict[str, Any]]:
                 "second": question.members[1] if pair else None,
                 "annotator": event.annotator,
                 "answer": event.kind,
-                **dict.fromkeys((*_ANSWERS, "grid_safe")),
+                **dict.fromkeys((*_NUMBERS, "batch_safe", "grid_safe", *_MARKED)),
                 **_given(event),
                 "seconds": event.seconds,
                 "time": datetime.fromtimestamp(event.time, timezone.utc).isoformat(),
@@ -73,6 +77,9 @@ def _given(event: Event) -> dict[str, Any]:
     if isinstance(event.label, GridLabel):
         marks = ["?" if one is None else f"{one:.0f}" for one in found["grid_safe"]]
         return {"grid_safe": " ".join(marks) if event.kind == "answer" else None}
+    for name in _MARKED:
+        if name in found:
+            found[name] = " ".join(f"{start}:{end}" for start, end in found[name]) or "none"
     return found
 
 
@@ -104,8 +111,9 @@ def agreement(store: LabelStore) -> dict[str, float]:
 
     Returns:
         `alpha_preference` (with the squared distance of first 1, tie 0.5, second 0), `alpha_safety`
-        and `alpha_accept`, `alpha_grid` of each trajectory in a grid; `kappa_NAME_A_B` for each two
-        people A and B who share a question.
+        and `alpha_accept`, `alpha_grid` of each trajectory in a grid, `alpha_marks` of each step of
+        those in which steps were marked; `kappa_NAME_A_B` for each two people A and B who share a
+        question.
     """
     found: dict[str, float] = {}
     people, tables = _ratings(store)
@@ -129,10 +137,17 @@ def disagreements(store: LabelStore) -> list[tuple[str, list[Event]]]:
             by_query.setdefault(event.query, []).append(event)
 
     def differ(events: Sequence[Event]) -> bool:
-        rows = np.array([np.ravel(astuple(event.label)) for event in events])
+        rows = np.array([_numbers(event.label) for event in events])
         return any(len(np.unique(column[~np.isnan(column)])) > 1 for column in rows.T)
 
     return [(names[n], events) for n, events in sorted(by_query.items()) if differ(events)]
+
+
+def _numbers(label: AnyLabel) -> Sequence[float]:
+    """The answers without the marks, of which no two are the same to the step."""
+    if isinstance(label, Label):
+        return [getattr(label, name) for name in _NUMBERS]
+    return label.safe if isinstance(label, GridLabel) else [label.safe]
 
 
 def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
@@ -141,16 +156,23 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
     people = sorted({event.annotator for event in events})
     pairs = sorted({e.query for e in events if isinstance(e.label, Label)})
     batches = sorted({e.query for e in events if isinstance(e.label, BatchLabel)})
+    members = {question.id: question.members for question in store.questions()}
     grids: dict[int, int] = {}  # where the columns of each begin
-    width = 0
+    marked: dict[tuple[int, str], tuple[int, int]] = {}  # first column and steps, of a member
+    width = steps = 0
     for event in events:
         if isinstance(event.label, GridLabel) and event.query not in grids:
             grids[event.query], width = width, width + len(event.label.safe)
+        for name, digest in _marked_members(event, members):
+            if (event.query, name) not in marked:
+                length = len(store.trajectory(digest))
+                marked[event.query, name], steps = (steps, length), steps + length
     tables = {
         "preference": np.full((len(people), len(pairs)), np.nan),
         "safety": np.full((len(people), 2 * len(pairs)), np.nan),
         "accept": np.full((len(people), len(batches)), np.nan),
         "grid": np.full((len(people), width), np.nan),
+        "marks": np.full((len(people), steps), np.nan),
     }
     for event in events:
         row = people.index(event.annotator)
@@ -165,7 +187,21 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
         column = pairs.index(event.query)
         tables["preference"][row, column] = label.preference
         tables["safety"][row, 2 * column : 2 * column + 2] = label.first_safe, label.second_safe
+        for name, _ in _marked_members(event, members):
+            begin, length = marked[event.query, name]
+            tables["marks"][row, begin : begin + length] = 0
+            for start, end in getattr(label, name):
+                tables["marks"][row, begin + start : begin + end] = 1
     return people, tables
+
+
+def _marked_members(event: Event, members: Mapping[int, tuple[str, ...]]) -> list[tuple[str, str]]:
+    """Which of a pair somebody marked the steps: field of the label, digest of the trajectory."""
+    label = event.label
+    if not isinstance(label, Label):
+        return []
+    both = zip(_MARKED, members[event.query], strict=True)
+    return [(name, digest) for name, digest in both if getattr(label, name) is not None]
 
 
 def _no_formula(value: Any) -> Any:
@@ -182,7 +218,7 @@ def _parquet(rows: list[dict[str, Any]]) -> bytes:
             f"parquet files are written by pyarrow, which is missing ({error}); "
             "pip install 'pbcrl[parquet]', or export to .csv"
         ) from error
-    numbers = {*_ANSWERS, "seconds"}
+    numbers = {*_NUMBERS, "batch_safe", "seconds"}
     schema = pyarrow.schema(
         [(name, pyarrow.float64() if name in numbers else pyarrow.string()) for name in COLUMNS]
     )

@@ -473,20 +473,41 @@ def _answer_value(value: Any) -> float:
 
 
 def _label(values: Any) -> AnyLabel:
-    """What the page sends: three numbers about a pair, one about a batch, a list about a grid."""
+    """What the page sends: three numbers about a pair, one about a batch, a list about a grid.
+
+    About a pair with marked steps, an object: `answers`, and `unsafe`, the stretches of both or
+    null.
+    """
+    if isinstance(values, dict) and list(values) == ["answers", "unsafe"]:
+        answers, unsafe = values["answers"], values["unsafe"]
+        if not isinstance(unsafe, list) or len(unsafe) != 2 or len(answers) != 3:
+            raise TypeError(f"a marked pair has 3 answers and 2 lists of stretches, got {values}")
+        first, second = (
+            None if one is None else tuple((_whole(a), _whole(b)) for a, b in one) for one in unsafe
+        )
+        preference, *safe = map(_answer_value, answers)
+        return Label(preference, safe[0], safe[1], first, second)
     if isinstance(values, dict):
         if list(values) != ["safe"] or not isinstance(values["safe"], list):
             raise TypeError(f"an answer about a grid has a list, safe, alone, got {list(values)}")
         return GridLabel(tuple(_answer_value(value) for value in values["safe"]))
     given = [_answer_value(value) for value in values]
-    return BatchLabel(*given) if len(given) == 1 else Label(*given)
+    if len(given) == 1:
+        return BatchLabel(given[0])
+    preference, *safe = given
+    if len(safe) != 2:
+        raise TypeError(f"an answer about a pair has three numbers, got {values}")
+    return Label(preference, safe[0], safe[1])
 
 
-def _label_json(label: AnyLabel) -> list[float | None] | dict[str, list[float | None]]:
+def _label_json(label: AnyLabel) -> list[float | None] | dict[str, Any]:
     """The inverse of `_label`."""
     if isinstance(label, GridLabel):
         return {"safe": label_to_json(label)["grid_safe"]}
-    return list(label_to_json(label).values())
+    values = list(label_to_json(label).values())
+    if isinstance(label, Label) and (label.first_unsafe, label.second_unsafe) != (None, None):
+        return {"answers": values[:3], "unsafe": [label.first_unsafe, label.second_unsafe]}
+    return values[:3]
 
 
 class _ClipMaker:

@@ -18,17 +18,28 @@ import sqlite3
 import time
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, final
+
+import numpy as np
 
 from pbcrl.data.label_log import label_from_json, label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
 from pbcrl.storage import corrupt, make_folder, unwritable
-from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Trajectory
+from pbcrl.trajectory import (
+    AnyLabel,
+    BatchLabel,
+    GridLabel,
+    Label,
+    Stretches,
+    Trajectory,
+    check_stretches,
+    unsafe_stretches,
+)
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
@@ -44,8 +55,8 @@ _QUERIES = """(
     kind TEXT NOT NULL CHECK (kind IN ('pair', 'batch', 'grid')),
     members TEXT NOT NULL, wanted INTEGER NOT NULL CHECK (wanted >= 1), time REAL NOT NULL)"""
 
-# The answer about a batch is in `first_safe`, that about a grid in `many`, a list in JSON; the
-# other columns are NULL.
+# The answer about a batch is in `first_safe`, that about a grid in `many`, a list in JSON, as are
+# the stretches that are marked in both members of a pair; the other columns are NULL.
 _SCHEMA = f"""
 CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
 CREATE TABLE queries {_QUERIES};
@@ -129,7 +140,8 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
 
     The preference is their mean: the cross-entropy is linear in it, so that training on the mean is
     training on all of them. A safety label, and an answer about a batch or in a grid, is what most
-    of them say, and not given if as many say the opposite. "Can't tell" does not count.
+    of them say, and not given if as many say the opposite. "Can't tell" does not count. A step is
+    marked if more than half of those mark it who were to mark the steps.
 
     Args:
         labels: At least one, all of the same kind.
@@ -152,7 +164,23 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
         sum(preferences) / len(preferences) if preferences else math.nan,
         majority(given("first_safe")),
         majority(given("second_safe")),
+        *(_most_marked(getattr(one, f"{which}_unsafe") for one in labels) for which in _MEMBERS),
     )
+
+
+_MEMBERS = "first", "second"
+
+
+def _most_marked(given: Iterable[Stretches | None]) -> Stretches | None:
+    """The steps that more than half of those who marked any trajectory marked."""
+    known = [one for one in given if one is not None]
+    if not known:
+        return None
+    votes = np.zeros(max([0, *(end for one in known for _, end in one)]))
+    for one in known:
+        for start, end in one:
+            votes[start:end] += 1
+    return unsafe_stretches(votes > len(known) / 2)
 
 
 def contradiction(label: AnyLabel) -> str | None:
@@ -369,6 +397,7 @@ class LabelStore:
             ConflictError: If the person's newest event about this question is not `replaces`.
             LabelError: If there is no such question, or the answer is none to it, or contradicts
                 itself.
+            ValueError: If what is marked lies outside of its trajectory.
             StorageError: If it cannot be written.
         """
         question = self.question(number)
@@ -383,6 +412,12 @@ class LabelStore:
                 f"question {number} shows {len(question.members)} clips, but the answer is about "
                 f"{len(label.safe)}; answer each of them"
             )
+        if isinstance(label, Label):
+            for digest, marked in zip(
+                question.members, (label.first_unsafe, label.second_unsafe), strict=True
+            ):
+                if marked is not None:
+                    check_stretches(marked, steps=len(self.trajectory(digest)))
         if found := contradiction(label):
             raise LabelError(f"{found}; answer question {number} once more")
         return self._add(number, annotator, "answer", _row(label), replaces, seconds, token)
@@ -632,7 +667,10 @@ def _row(label: AnyLabel) -> tuple[Any, ...]:
     values = tuple(label_to_json(label).values())
     if isinstance(label, GridLabel):
         return None, None, None, json.dumps(values[0])
-    return (None, *values, None, None) if isinstance(label, BatchLabel) else (*values, None)
+    if isinstance(label, BatchLabel):
+        return None, *values, None, None
+    both = [label.first_unsafe, label.second_unsafe] if isinstance(label, Label) else []
+    return *values[:3], None if both == [None, None] else json.dumps(both)
 
 
 _CURRENT = (
@@ -647,8 +685,13 @@ def _event(row: Sequence[Any]) -> Event:
     label: AnyLabel
     if about == "grid":  # of one that was put off, nothing is given
         label = label_from_json({"grid_safe": json.loads(many or "[null]")})
+    elif about == "batch":
+        label = BatchLabel(values[1])
     else:
-        label = BatchLabel(values[1]) if about == "batch" else Label(*values)
+        preference, *safe = values
+        marked = json.loads(many or "[null, null]")
+        first, second = (None if one is None else tuple((a, b) for a, b in one) for one in marked)
+        label = Label(preference, safe[0], safe[1], first, second)
     return Event(number, query, annotator, kind, label, seconds, when)
 
 

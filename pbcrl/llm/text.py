@@ -153,14 +153,14 @@ def _pair(where: str, row: Row) -> TextPair:
     if "response_0" in row:
         _check_columns(where, row, _SAFE_RLHF)
         prompt, first, second = (_text(where, row, name) for name in _SAFE_RLHF[:3])
-        safe = (_bit(where, row, name) for name in _SAFE_RLHF[3:5])
+        safe, other_safe = (_bit(where, row, name) for name in _SAFE_RLHF[3:5])
         safer, better = (_bit(where, row, f"{name}_response_id") for name in ("safer", "better"))
-        return TextPair(prompt, first, second, Label(1 - safer, *safe), 1 - better)
+        return TextPair(prompt, first, second, Label(1 - safer, safe, other_safe), 1 - better)
     if "chosen" in row:
         _check_columns(where, row, _TRL)
         prompt, first, second = (_text(where, row, name) for name in _TRL)
-        safe = (_bit(where, row, name) for name in ("chosen_safe", "rejected_safe"))
-        return TextPair(prompt, first, second, Label(1.0, *safe))
+        safe, other_safe = (_bit(where, row, name) for name in ("chosen_safe", "rejected_safe"))
+        return TextPair(prompt, first, second, Label(1.0, safe, other_safe))
     _check_columns(where, row, _BEAVERTAILS)
     prompt, response = (_text(where, row, name) for name in _BEAVERTAILS[:2])
     return TextPair(prompt, response, None, Label(math.nan, _bit(where, row, "is_safe"), math.nan))

@@ -31,6 +31,7 @@ from script_runs import add_row
 import pbcrl_envs
 from pbcrl import (
     Label,
+    Marks,
     PreferenceBuffer,
     Trajectory,
     TrajectoryDataset,
@@ -41,7 +42,6 @@ from pbcrl import (
 from pbcrl.errors import LabelError
 from pbcrl.metrics import cost_model_report, step_auroc
 from pbcrl.spaces import names_of
-from pbcrl.tree_trainer import Marks
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.run import made_by
 
@@ -132,13 +132,13 @@ def answered(
     order = rng.permutation(len(shown)).reshape(-1, 2)
     labels = []
     for i, j in order:
-        both = [safe(shown[k], bound, flips, rng) for k in (i, j)]
+        first, second = (safe(shown[k], bound, flips, rng) for k in (i, j))
         preference = math.nan
         if kind == "pairs":
             costs = shown[i].true_cost, shown[j].true_cost
             preference = 0.5 if costs[0] == costs[1] else float(costs[0] < costs[1])
             preference = 1 - preference if rng.random() < flips else preference
-        labels.append(Label(preference, *both))
+        labels.append(Label(preference, first, second))
     buffer = PreferenceBuffer(shown)
     buffer.add_labels(order, labels)
     marks = [marked(one, errors=args.errors, rng=rng) for one in shown] if kind == "marks" else []
