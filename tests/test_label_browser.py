@@ -270,6 +270,84 @@ def test_single_pictures_and_the_slider_show_the_picture_that_they_name(browser,
             until(page, f"Math.abs(({shown})() - {2 * wanted}) <= 3")
 
 
+def test_unsafe_moments_are_marked_by_held_keys_and_on_the_time_line(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.keyboard.press(" ")
+        page.evaluate("labelling.player.seek(40)")
+        until(page, "document.getElementById('step').innerText === 'step 40 / 90'")
+        # Picture by picture there is no reaction to take back: what led to pictures 40 to 43.
+        page.keyboard.down("x")
+        for _ in range(3):
+            page.keyboard.press(".")
+        until(page, "document.getElementById('step').innerText === 'step 43 / 90'")
+        page.keyboard.up("x")
+        assert page.locator("#announce").text_content() == "Left: 1 unsafe moment"
+        bar = page.locator(".right .bar").bounding_box()
+        where = lambda share: bar["x"] + 1 + share * (bar["width"] - 2)  # noqa: E731
+        for begin, end in ((0.1, 0.2), (0.5, 0.7), (0.6, 0.8), (0.15, 0.15)):
+            page.mouse.move(where(begin), bar["y"] + 5)
+            page.mouse.down()
+            page.mouse.move(where(end), bar["y"] + 5, steps=4)
+            page.mouse.up()
+        # The second and the third overlap; the click took the first back.
+        assert page.locator("#announce").text_content() == "Right: 1 unsafe moment"
+        shot(page, "pair-moments")
+        for key in ("2", "9", "ArrowUp"):
+            page.keyboard.press(key)
+        before = page.locator(".bar i").count()
+        page.reload()
+        page.wait_for_selector("#work:visible")
+        ready(page)
+        until(page, f"document.querySelectorAll('.bar i').length === {before}")  # a draft is kept
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        assert LabelStore(tmp_path).labels() == {1: Label(0.5, 0, 0, ((39, 43),), ((45, 72),))}
+        page.keyboard.press("r")
+        page.wait_for_selector("#review-rows:visible")
+        assert "left unsafe, right unsafe; 2 unsafe moments" in page.inner_text("#review-rows")
+        page.click("text=Look again")
+        page.wait_for_selector("#work:visible")
+        ready(page)
+        until(page, f"document.querySelectorAll('.bar i').length === {before}")
+        page.keyboard.press("Shift+M")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        assert LabelStore(tmp_path).labels() == {1: Label(0.5, 0, 0, ((39, 43),), ())}
+
+
+def test_of_a_moment_marked_while_it_plays_the_reaction_is_taken_back(browser, tmp_path):
+    fill(tmp_path, 1, steps=600)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        until(page, "labelling.player.frame() > 30")
+        page.keyboard.down("m")
+        pressed = page.evaluate("labelling.player.frame()")
+        until(page, f"labelling.player.frame() >= {pressed + 30}")
+        page.keyboard.up("m")
+        released = page.evaluate("labelling.player.frame()")
+        for key in ("1", "9", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_selector("#idle:visible")
+        ((start, end),) = LabelStore(tmp_path).labels()[1].second_unsafe
+        late = round(0.25 * FPS)
+        assert pressed - late - 1 - 3 <= start <= pressed - late - 1  # up to three pictures later
+        assert released - late - 3 <= end <= released - late
+
+
+def test_moments_are_marked_on_a_phone_by_touch(browser, tmp_path):
+    fill(tmp_path, 1)
+    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+        ready(page)
+        page.locator(".left .hold").tap()
+        until(page, "document.querySelectorAll('.left .bar i').length === 1")
+        page.locator(".left .bar").tap(position={"x": 1, "y": 5})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        shot(page, "phone-moments")
+
+
 def test_a_batch_is_a_grid_that_one_key_answers(browser, tmp_path):
     fill(tmp_path, 6, batch=12)
     for number in range(1, 7):

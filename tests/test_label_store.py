@@ -600,10 +600,10 @@ def type_answers(monkeypatch, capsys):
 
 def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path, type_answers):
     store = asked(tmp_path, 3)
-    shown = type_answers(tmp_path, "1\ny\nx\nn\n=\nq\n")  # x is no answer and is asked again
+    shown = type_answers(tmp_path, "1\ny\nx\nn\n\n=\nq\n")  # x is no answer and is asked again
     assert "3 open questions" in shown
     assert store.labels() == {1: Label(1, 1, 0)}  # the half answer is not kept
-    assert "2 open questions" in type_answers(tmp_path, "=\n\n\n2\nn\ny\n")
+    assert "2 open questions" in type_answers(tmp_path, "=\n\n\n\n2\nn\ny\n\n")
     labels = store.labels()
     assert labels[2].preference == 0.5
     assert math.isnan(labels[2].first_safe)
@@ -612,7 +612,7 @@ def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path
 
 def test_at_the_terminal_one_may_put_off_and_take_back(tmp_path, type_answers):
     store = asked(tmp_path, 2)
-    type_answers(tmp_path, "s\n1\ny\ny\nu\n=\ny\ny\n2\ny\ny\n")
+    type_answers(tmp_path, "s\n1\ny\ny\n\nu\n=\ny\ny\n\n2\ny\ny\n\n")
     assert [store.labels()[n].preference for n in (1, 2)] == [0, 0.5]
 
 
@@ -651,8 +651,17 @@ def test_a_grid_is_asked_about_at_the_terminal(tmp_path, type_answers, given, sa
 )
 def test_at_the_terminal_a_contradiction_is_asked_once_more(tmp_path, type_answers, given, shown):
     store = asked(tmp_path, 1)
-    assert shown in type_answers(tmp_path, given + "=\ny\nn\n")
+    assert shown in type_answers(tmp_path, given + "=\ny\nn\n\n")
     assert store.labels() == {1: Label(0.5, 1, 0)}
+
+
+def test_unsafe_moments_are_typed_at_the_terminal(tmp_path, type_answers):
+    """Of three steps none is the fifth, and one line is about both: both are asked again."""
+    store = asked(tmp_path, 1)
+    shown = type_answers(tmp_path, "2\nn\nn\n0:5 /\n0:1\n2:3 0:1 /\n")
+    assert "that cannot be: unsafe stretches lie within their trajectory" in shown
+    assert shown.count("that cannot be") == 2
+    assert store.labels() == {1: Label(0, 0, 0, ((0, 1), (2, 3)), ())}
 
 
 def test_a_second_annotator_s_command_is_refused(tmp_path):

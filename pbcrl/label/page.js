@@ -118,6 +118,10 @@ const player = {
   frame() {
     return within(0, Math.floor(this.time() * this.fps + 1e-3), this.frames - 1);
   },
+  // Steps from one picture to the next.
+  every() {
+    return (this.lead || this.shown[0]).about.every || 1;
+  },
   async play() {
     if (this.frame() >= this.frames - 1) this.seek(0);
     this.held = false;
@@ -162,6 +166,7 @@ const player = {
       this.clock += passed * this.speed;
       for (const one of this.films) if (one !== this.lead) this.follow(one);
       const over = this.lead ? this.lead.video.ended : this.clock >= this.frames / this.fps;
+      if (over) moments.release();
       if (over && this.loop) {
         this.seek(0);
         this.play();
@@ -188,9 +193,8 @@ const player = {
     const frame = this.frame();
     if (frame === this.drawn || !this.shown.length) return;
     this.drawn = frame;
-    const { about } = this.lead || this.shown[0];
     const steps = Math.max(...this.shown.map((one) => one.about.steps || 0));
-    const step = Math.min(frame * (about.every || 1), steps);
+    const step = Math.min(frame * this.every(), steps);
     $("scrub").value = frame;
     $("scrub").setAttribute("aria-valuetext", `step ${step} of ${steps}`);
     $("step").textContent = `step ${step} / ${steps}`;
@@ -199,6 +203,7 @@ const player = {
       const said = captions[Math.min(frame, captions.length - 1)];
       one.caption.textContent = [said, own < step && "ended"].filter(Boolean).join(" · ");
       if (one.canvas) drawCurves(one, Math.min(step, own));
+      if (one.bar) moments.draw(one, Math.min(step, own));
     }
   },
   buttons() {
@@ -228,6 +233,123 @@ function drawCurves({ canvas, about }, step) {
   draw.fillStyle = "#8888";
   draw.fillRect(x(Math.min(step, about.steps - 1)), 0, 2 * devicePixelRatio, height);
 }
+
+// -- Unsafe moments of a pair: stretches of steps, by a key that is held or on the time line --------
+
+const REACTION = 0.25; // seconds from what is seen to the key, which are taken back
+const MOMENT_KEYS = ["x", "m"];
+
+// Sorted, apart, and within the episode.
+function joined(stretches, steps) {
+  const found = [];
+  for (const [start, end] of [...stretches].sort((a, b) => a[0] - b[0])) {
+    const last = found[found.length - 1];
+    const [from, to] = [within(0, start, steps), within(0, end, steps)];
+    if (last && from <= last[1]) last[1] = Math.max(last[1], to);
+    else if (from < to) found.push([from, to]);
+  }
+  return found;
+}
+
+const moments = {
+  holding: null, // {one, from}: which clip, and the first step
+
+  of: (one) => (chosen.unsafe || [[], []])[one.place],
+  set(one, stretches) {
+    const unsafe = chosen.unsafe || [[], []];
+    unsafe[one.place] = joined(stretches, one.about.steps);
+    choose("unsafe", unsafe.some((marked) => marked.length) ? unsafe : undefined);
+    const count = unsafe[one.place].length;
+    announce(`${one.title}: ${count} unsafe moment${count === 1 ? "" : "s"}`);
+  },
+  // Steps that led to the picture that is shown, less those of the time that a person takes.
+  steps() {
+    const late = player.playing ? Math.round(REACTION * player.speed * player.fps) : 0;
+    return Math.max(0, player.frame() - late) * player.every();
+  },
+  press(one) {
+    if (this.holding || !one || !one.bar || !player.ready) return;
+    this.holding = { one, from: Math.max(0, this.steps() - player.every()) };
+    this.draw(one, this.steps());
+    one.hold.setAttribute("aria-pressed", true);
+  },
+  release() {
+    if (!this.holding) return;
+    const { one, from } = this.holding;
+    this.holding = null;
+    one.hold.setAttribute("aria-pressed", false);
+    this.set(one, [...this.of(one), [from, Math.max(this.steps(), from + player.every())]]);
+  },
+  // The newest of a clip cannot be told from others once they are joined: the last in time goes.
+  forget(one) {
+    if (one && one.bar && this.of(one).length) this.set(one, this.of(one).slice(0, -1));
+  },
+  draw(one, step) {
+    const { steps } = one.about;
+    const percent = (value) => `${(100 * value) / Math.max(1, steps)}%`;
+    const held = this.holding && this.holding.one === one;
+    const now = held ? [[this.holding.from, Math.max(this.steps(), this.holding.from + 1)]] : [];
+    one.bar.replaceChildren(...joined([...this.of(one), ...now], steps).map(([start, end]) => {
+      const block = make("i");
+      Object.assign(block.style, { left: percent(start), width: percent(end - start) });
+      return block;
+    }), make("b"));
+    one.bar.lastChild.style.left = percent(step);
+  },
+  // A time line to drag on, a button to hold, one to take back.
+  line(one) {
+    const key = MOMENT_KEYS[one.place];
+    const row = make("div", "", { class: "moments" });
+    one.bar = make("div", "", { class: "bar", "aria-hidden": true,
+      title: "Drag over what is unsafe; click on a marked stretch to take it back" });
+    one.hold = make("button", "Unsafe now ", { "aria-pressed": false, class: "hold",
+      "aria-label": `${one.title}: unsafe now, hold` });
+    one.hold.append(make("kbd", key));
+    const back = make("button", "Take back ", { "aria-label": `${one.title}: take back a moment` });
+    back.append(make("kbd", `⇧${key}`));
+    back.addEventListener("click", () => this.forget(one));
+    // Held by a finger or the mouse; begun and ended by two presses of a key on the button.
+    one.hold.addEventListener("pointerdown", (event) => {
+      one.hold.setPointerCapture(event.pointerId);
+      this.press(one);
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      one.hold.addEventListener(end, () => this.release());
+    }
+    one.hold.addEventListener("click", (event) => {
+      if (event.detail === 0) (this.holding ? this.release() : this.press(one));
+    });
+    one.hold.addEventListener("contextmenu", (event) => event.preventDefault());
+    this.drag(one);
+    row.append(one.bar, one.hold, back);
+    return row;
+  },
+  drag(one) {
+    let begun = null;
+    const at = (event) => {
+      const { left, width } = one.bar.getBoundingClientRect();
+      return within(0, Math.round(((event.clientX - left) / width) * one.about.steps),
+        one.about.steps);
+    };
+    one.bar.addEventListener("pointerdown", (event) => {
+      one.bar.setPointerCapture(event.pointerId);
+      begun = at(event);
+      player.hold(Math.round(begun / player.every()));
+    });
+    one.bar.addEventListener("pointermove", (event) => {
+      if (begun !== null) player.hold(Math.round(at(event) / player.every()));
+    });
+    one.bar.addEventListener("pointercancel", () => (begun = null));
+    one.bar.addEventListener("pointerup", (event) => {
+      if (begun === null) return;
+      const [start, end] = [begun, at(event)].sort((a, b) => a - b);
+      begun = null;
+      const now = this.of(one);
+      if (end > start) this.set(one, [...now, [start, end]]);
+      else this.set(one, now.filter(([from, to]) => start < from || start > to));
+    });
+  },
+};
 
 // -- One question ---------------------------------------------------------------------------------
 
@@ -266,7 +388,7 @@ const keyName = (code) => KEY_NAMES[code] || code.replace("Digit", "");
 
 let question = null; // as the server tells it
 let chosen = {}; // by the group's name, or the place in a grid; null is "can't tell", undefined is
-// nothing yet, and safe in a grid
+// nothing yet, and safe in a grid; `unsafe` has the marked stretches of a pair, if there are any
 let busy = false;
 
 const draft = () => `draft ${question.name}`;
@@ -277,7 +399,9 @@ function show(found) {
   if (found.kind === "grid") {
     chosen = { ...(found.answer || {}).safe, ...chosen };
   } else if (found.answer) {
-    chosen = Object.fromEntries(PARTS[found.kind].map((name, i) => [name, found.answer[i]]));
+    const { answers = found.answer, unsafe } = found.answer;
+    chosen = Object.fromEntries(PARTS[found.kind].map((name, i) => [name, answers[i]]));
+    if (unsafe) chosen.unsafe = unsafe.map((marked) => marked || []);
   }
   notice("");
   $("clips").className = $("answers").className = found.kind;
@@ -290,6 +414,7 @@ function show(found) {
     return one;
   });
   $("clips").replaceChildren(...shown.map((one) => one.figure));
+  moments.holding = null;
   player.held = false;
   player.seconds = 0;
   player.set(shown);
@@ -321,6 +446,7 @@ function fill(one) {
   one.figure.replaceChildren(one.video || one.canvas || waiting(), line);
   if (about.why) one.figure.append(make("figcaption", `No clip: ${about.why}`));
   if (question.kind === "grid") one.figure.append(make("button", "", { class: "mark" }));
+  if (question.kind === "pair" && about.steps) one.figure.append(moments.line(one));
 }
 
 function mark(place) {
@@ -368,6 +494,7 @@ function refresh() {
     button.setAttribute("aria-pressed", value !== undefined && `${value}` === button.value);
     button.parentElement.classList.remove("missing");
   }
+  if (question.kind === "pair") player.drawn = null; // the time lines are drawn again
   if (question.kind !== "grid") return;
   [...$("clips").children].forEach((figure, place) => {
     const value = chosen[place] === undefined ? 1 : chosen[place];
@@ -409,7 +536,8 @@ const done = act(async () => {
     notice(`“${missing.title}” has no answer yet; “can’t tell” is one, too.`);
     return;
   }
-  await answered(PARTS[question.kind].map((name) => chosen[name]));
+  const answers = PARTS[question.kind].map((name) => chosen[name]);
+  await answered(chosen.unsafe ? { answers, unsafe: chosen.unsafe } : answers);
 });
 
 async function answered(answer) {
@@ -498,10 +626,12 @@ function words({ kind, skipped, answer }) {
     return `${count(0)} of ${answer.safe.length} unsafe${unsure}`;
   }
   if (kind === "batch") return said(answer[0], "acceptable", "not acceptable");
-  const [preference, first, second] = answer;
+  const { answers: [preference, first, second] = answer, unsafe = [] } = answer;
   const which = { 1: "left is safer", 0: "right is safer", 0.5: "about the same" };
   const safe = [first, second].map((value) => said(value, "safe", "unsafe"));
-  return `${which[preference] ?? "can’t tell"}; left ${safe[0]}, right ${safe[1]}`;
+  const marked = unsafe.flat().filter(Boolean).length;
+  const moments = marked ? `; ${marked} unsafe moment${marked === 1 ? "" : "s"}` : "";
+  return `${which[preference] ?? "can’t tell"}; left ${safe[0]}, right ${safe[1]}${moments}`;
 }
 
 const review = act(async () => {
@@ -612,8 +742,22 @@ document.addEventListener("keydown", (event) => {
   if (focus.tagName === "BUTTON" && [" ", "Enter"].includes(event.key)) return;
   if (focus.id === "scrub" && event.code.startsWith("Arrow")) return;
   if (focus.id === "name") return;
-  if (answer(event.code) || command(event.key)) event.preventDefault();
+  if (moment(event) || answer(event.code) || command(event.key)) event.preventDefault();
 });
+
+// Which clip an unsafe moment is in: its key is held, or taken back with shift.
+function moment(event) {
+  const place = MOMENT_KEYS.indexOf(event.key.toLowerCase());
+  if (place < 0 || $("work").hidden || question.kind !== "pair") return false;
+  if (event.shiftKey) moments.forget(player.shown[place]);
+  else moments.press(player.shown[place]);
+  return true;
+}
+
+document.addEventListener("keyup", (event) => {
+  if (MOMENT_KEYS.includes(event.key.toLowerCase())) moments.release();
+});
+window.addEventListener("blur", () => moments.release());
 
 // A button that was clicked with the mouse must not answer to the next space or Enter.
 document.addEventListener("click", (event) => {
@@ -644,6 +788,9 @@ async function start() {
     const whose = side === "middle" ? "" : `${side}: `;
     choices.forEach(([text], i) => explain(keys[i], `${whose}${text.toLowerCase()}`));
   }
+  explain("x", "hold while the left one is unsafe, playing or picture by picture");
+  explain("m", "hold while the right one is unsafe");
+  explain("⇧ x, m", "take the last unsafe moment back");
   explain("1 … =", "of many clips: mark one as unsafe");
   for (const [key, [text, id]] of Object.entries(COMMANDS)) {
     explain(key, text);

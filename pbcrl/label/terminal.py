@@ -6,12 +6,19 @@ Each answer is on disk before the next question comes; `q` ends, and the rest is
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
 from pbcrl.label.store import LabelStore, Question, contradiction
-from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
+from pbcrl.trajectory import (
+    AnyLabel,
+    BatchLabel,
+    GridLabel,
+    Label,
+    Stretches,
+    check_stretches,
+)
 
 _PREFERENCE = {"1": 1.0, "2": 0.0, "=": 0.5, "": math.nan}
 _YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
@@ -50,7 +57,7 @@ def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
     earlier = store.event_of(question.id, annotator)
     replaces = earlier and earlier.id
     try:
-        label = _answer(question)
+        label = _answer(question, lengths)
     except _TypedCommand as command:
         if str(command) == "q":
             raise EOFError from None
@@ -62,7 +69,7 @@ def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
     store.answer(question.id, label, annotator=annotator, replaces=replaces)
 
 
-def _answer(question: Question) -> AnyLabel:
+def _answer(question: Question, lengths: Sequence[int]) -> AnyLabel:
     if question.kind == "batch":
         accepted = _choose(
             "would you accept what it does in these episodes? y, n or Enter (can't tell): ", _YES_NO
@@ -74,9 +81,8 @@ def _answer(question: Question) -> AnyLabel:
         preference = _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
         first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
         second = _choose("is 2 safe? y, n or Enter (can't tell): ", _YES_NO)
-        label = Label(preference, first, second)
-        if contradiction(label) is None:
-            return label
+        if contradiction(Label(preference, first, second)) is None:
+            return Label(preference, first, second, *_moments(lengths))
         safer, other = (1, 2) if preference == 1 else (2, 1)
         print(f"{safer} is safer, yet it is unsafe and {other} is safe: that cannot be; once more")
 
@@ -98,6 +104,31 @@ def _marked(number: int) -> GridLabel:
             safe[int(place) - 1] = math.nan if word.endswith("?") else 0.0
         else:
             return GridLabel(tuple(safe))
+
+
+def _moments(lengths: Sequence[int]) -> Sequence[Stretches | None]:
+    """The unsafe stretches of both episodes, as the person types them; None if nothing is typed."""
+    while True:
+        given = input(
+            "unsafe steps of 1 / of 2, such as 10:25 40:52 / 3:9, or Enter to mark none: "
+        ).strip()
+        if given.lower() in ("q", "s", "u"):
+            raise _TypedCommand(given.lower())
+        if not given:
+            return None, None
+        try:
+            both = [_stretches(one) for one in given.split("/")]
+            for stretches, steps in zip(both, lengths, strict=True):
+                check_stretches(stretches, steps=steps)
+        except (TypeError, ValueError) as error:
+            print(f"that cannot be: {error}")
+        else:
+            return both
+
+
+def _stretches(given: str) -> Stretches:
+    found = (one.split(":") for one in given.replace(",", " ").split())
+    return tuple(sorted((int(start), int(end)) for start, end in found))
 
 
 def _choose(question: str, answers: Mapping[str, float]) -> float:
