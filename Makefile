@@ -1,6 +1,6 @@
 # Two commands do everything, the environment included:
 #   make run     the main job: learn a cost from preferences, train PPO-Lag under it, on the lane
-#                change, where the multiplier follows labels of fresh segments (--constraint rate)
+#                change, where λ follows the share of fresh episodes that are unsafe
 #   make test    lint, types, tests (`make lint` and `make pytest`)
 # ENV_ID= chooses the task, ARGS= passes anything else through; PYTHON= chooses the interpreter, and
 # WORKERS= how many tests run at a time.

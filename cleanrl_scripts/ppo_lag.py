@@ -62,8 +62,6 @@ class Args(utils.RunArgs):
     bound_coef: utils.NonNegative = 0.1
     """weight of the squared distance of the mean action to its bounds, beyond which it learns
     nothing, since every sample is clipped to the same action"""
-    initial_log_std: utils.Finite = -0.5
-    """log standard deviation of the Gaussian policy at the start, in half ranges of the action"""
     multiplier_lr: utils.NonNegative = 0.1
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
@@ -108,6 +106,8 @@ class Agent(nn.Module):
     The policy acts in half ranges of the action, about its middle, where the action has bounds.
     """
 
+    initial_log_std = -0.5
+    """Of the Gaussian at the start: the deviation is 0.6 half ranges of the action."""
     low: Tensor
     high: Tensor
     middle: Tensor
@@ -122,8 +122,7 @@ class Agent(nn.Module):
         for name, number in utils.action_bounds(envs)._asdict().items():
             self.register_buffer(name, torch.as_tensor(number), persistent=False)
         self.mean = mlp([obs_dim, *args.hidden_sizes, act_dim], last_gain=0.01)
-        self.initial_log_std = args.initial_log_std
-        self.log_std = nn.Parameter(torch.full((act_dim,), args.initial_log_std))
+        self.log_std = nn.Parameter(torch.full((act_dim,), self.initial_log_std))
         self.critic_r = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
         self.critic_c = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
         self.register_buffer("obs_mean", torch.zeros(obs_dim))

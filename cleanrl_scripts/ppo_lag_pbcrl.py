@@ -65,8 +65,6 @@ class Args(utils.RunArgs):
     bound_coef: utils.NonNegative = 0.1
     """weight of the squared distance of the mean action to its bounds, beyond which it learns
     nothing, since every sample is clipped to the same action"""
-    initial_log_std: utils.Finite = -0.5
-    """log standard deviation of the Gaussian policy at the start, in half ranges of the action"""
     multiplier_lr: utils.NonNegative = 0.1
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
@@ -77,12 +75,12 @@ class Args(utils.RunArgs):
     # -- Method --------------------------------------------------------------------------------
     cost_model: Literal["trees", "net"] = "trees"
     """what learns the cost: boosted trees, or the paper's network"""
-    constraint: Literal["learned", "rate", "accept"] = "learned"
-    """what moves λ, see docs/constraint.md. learned: the mean learned cost, in every iteration (the
-    paper); rate: the share of episodes (segments) labelled unsafe, in labelling rounds; accept:
-    whether the mean cost of a batch of fresh episodes is within the limit, in labelling rounds"""
+    constraint: Literal["rate", "learned", "accept"] = "rate"
+    """what moves λ, see docs/constraint.md. rate: the share of fresh episodes that the cost model
+    calls unsafe, corrected by labels; learned: the mean learned cost (the paper); accept: whether
+    the mean cost of a batch of fresh episodes is within the limit, in labelling rounds"""
     max_unsafe_rate: utils.OpenShare = 0.05
-    """p*, highest share of unsafe episodes, or segments, for --constraint rate"""
+    """p*, highest share of unsafe episodes, for --constraint rate"""
     accept_batch: utils.EpisodeBatch = 20
     """episodes in the batch of --constraint accept; two count as one online query"""
     dataset: str | None = None
@@ -95,9 +93,6 @@ class Args(utils.RunArgs):
     """pairs of offline episodes, labelled for pretraining, a tenth of them for validation"""
     online_queries: utils.NonNegativeInt = 20_000
     """pairs labelled in policy training, more of them early: half in its first quarter"""
-    segment_length: utils.Count | None = None
-    """steps of the segments that queries show, for --constraint rate; a segment is safe within its
-    share of the limit; default: whole episodes"""
     finetune_interval: utils.Count = 5
     """K: iterations between two labelling rounds"""
     dead_zone: utils.NonNegative | None = None
@@ -159,6 +154,8 @@ class Agent(nn.Module):
     The policy acts in half ranges of the action, about its middle, where the action has bounds.
     """
 
+    initial_log_std = -0.5
+    """Of the Gaussian at the start: the deviation is 0.6 half ranges of the action."""
     low: Tensor
     high: Tensor
     middle: Tensor
@@ -173,8 +170,7 @@ class Agent(nn.Module):
         for name, number in utils.action_bounds(envs)._asdict().items():
             self.register_buffer(name, torch.as_tensor(number), persistent=False)
         self.mean = mlp([obs_dim, *args.hidden_sizes, act_dim], last_gain=0.01)
-        self.initial_log_std = args.initial_log_std
-        self.log_std = nn.Parameter(torch.full((act_dim,), args.initial_log_std))
+        self.log_std = nn.Parameter(torch.full((act_dim,), self.initial_log_std))
         self.critic_r = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
         self.critic_c = mlp([obs_dim, *args.hidden_sizes, 1], last_gain=1.0)
         self.register_buffer("obs_mean", torch.zeros(obs_dim))
@@ -357,10 +353,7 @@ def make_trainer(
     args: Args, envs: VectorEnv[Any, Any, Any], horizon: int, rng: np.random.Generator
 ) -> pbcrl.Trainer:
     """What learns from labels, and what it trains: edit me."""
-    limits = {
-        "output_scale": horizon**-0.5,
-        "horizon": None if args.segment_length else horizon,  # a sum of segments has any length
-    }
+    limits: dict[str, Any] = {"output_scale": horizon**-0.5, "horizon": horizon}
     initial = float(args.cost_model == "net") if args.dead_zone is None else args.dead_zone
     dead_zone = pbcrl.DeadZone(initial, lr=args.dead_zone_lr)
     options: dict[str, Any] = {"dead_zone": dead_zone, "snr_weight": args.snr_weight, "rng": rng}
@@ -378,13 +371,13 @@ def pretrain(
     feedback: pbcrl.FeedbackLoop,
     valid: pbcrl.PreferenceBuffer,
 ) -> None:
-    """Phases 2 and 3: buy labels of the offline episodes or segments, fit the cost model."""
+    """Phases 2 and 3: buy labels of the offline episodes, fit the cost model."""
     train, num_valid = feedback.buffer, args.offline_queries // 10
     with run.phase("phase 2 of 4: label pairs of the episodes", stage="label"):
         parts = [(valid, num_valid), (train, args.offline_queries - num_valid)]
         on_valid, on_train = feedback.label_all(parts)
         run.say(f"   {on_train} + {on_valid} queries for training + validation, over")
-        run.say(f"   {train.num_compared} + {valid.num_compared} different episodes or segments")
+        run.say(f"   {train.num_compared} + {valid.num_compared} different episodes")
     with run.phase("phase 3 of 4: pretrain the cost model", stage="pretrain"):
         trainer.model.fit_input_scale(train.trajectories)
         if args.online_queries and not trainer.can_learn(train):
@@ -432,21 +425,19 @@ def train(args: Args) -> Path:
     scale = pbcrl.SignalScale(args.num_envs, args.gamma)
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
-    utils.check_labels(args, horizon)
+    utils.check_labels(args)
     args = utils.with_collection(args, horizon)
 
     with utils.Run(args, script=__file__, cost_limit=limit) as run:
         run.begin("PbCRL")
         # -- Method --------------------------------------------------------------------------------
         replays = utils.Replays(run.folder) if args.label_folder else None
-        oracle = utils.make_oracle(args, run, limit=limit, horizon=horizon, replays=replays)
+        oracle = utils.make_oracle(args, run, limit=limit, replays=replays)
         trainer = make_trainer(args, envs, horizon, rng)
         cost_model = trainer.model
         test, *offline = utils.offline_episodes(args, run, envs, replays=replays)
         valid_buffer, buffer = map(pbcrl.PreferenceBuffer, offline)
-        feedback = pbcrl.FeedbackLoop(
-            oracle, buffer, rng=rng, folder=run.folder, segment_length=args.segment_length
-        )
+        feedback = pbcrl.FeedbackLoop(oracle, buffer, rng=rng, folder=run.folder)
         envs = pbcrl.RecordTrajectories(envs, needs_cost=not args.label_folder)
         if replays is not None:
             envs = utils.RecordStarts(envs, args.env_id, replays)
@@ -510,8 +501,6 @@ def train(args: Args) -> Path:
             answers, tuned = pbcrl.Answers(), dict[str, float]()
             if args.online_queries:
                 feedback.add(finished)
-            if replays is not None and args.segment_length is not None:
-                replays.add_segments(finished, args.segment_length)
             if args.is_round(iteration):
                 due, shown = args.due(iteration), constraint.batch
                 answers = feedback.round(due, model=cost_model, batch=shown, wait=args.label_wait)
@@ -520,11 +509,8 @@ def train(args: Args) -> Path:
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
             learned = cost_model.score(finished)  # (E,)
-            judged = learned
-            if args.segment_length is not None:  # labels are about these
-                judged = cost_model.score(pbcrl.cut_segments(finished, args.segment_length))
             measured, allowed = constraint.measure(
-                answers, judged, cost_model.learned_limit, done=done
+                answers, learned, cost_model.learned_limit, done=done
             )
             watched = monitor.update(
                 iteration, answers, finished, learned, measured, progress.ended

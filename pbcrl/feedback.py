@@ -50,7 +50,8 @@ class Answers:
     has a safety label (`PreferenceBuffer.unsafe_rate`)."""
     predicted_rate: float | None = None
     """Share of the same trajectories, each counted once, that the model judged unsafe before it
-    learned from these labels, in [0, 1]; None without a model or without a safety label."""
+    learned from these labels, in [0, 1]; None without a model, without a safety label, and if these
+    are the first labels."""
     num_labelled: int = 0
     """Over how many trajectories both are shares."""
     num_late: int = 0
@@ -408,7 +409,8 @@ class FeedbackLoop:
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
         rate, predicted = self.buffer.unsafe_rate(new), None
         shown = self.buffer.with_safety(new)
-        if model is not None and len(shown):
+        # A model that no label has taught yet says nothing of one that these have.
+        if model is not None and len(shown) and len(self.buffer) > len(labels):
             excess = model.member_scores([self.buffer.trajectories[i] for i in shown.tolist()])
             predicted = float((excess.mean(axis=0) > 0).mean())
         return Answers(

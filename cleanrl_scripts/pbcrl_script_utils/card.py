@@ -64,7 +64,7 @@ def _text(
         [
             f"# Cost model for {args['env_id']}",
             "",
-            "A cost per step, learned from comparisons of episodes or segments. One is safe if",
+            "A cost per step, learned from comparisons of episodes. One is safe if",
             "the sum of its costs is at most the limit.",
             "",
             "| | |",
@@ -75,7 +75,7 @@ def _text(
             f"| limit | {cost_model.learned_limit:g} per episode, {_horizon(cost_model)} |",
             f"| labelled by | {_labeller(args, limit)} |",
             f"| queries | {summary['queries_used']:,}, over {summary['compared_episodes']:,} "
-            "different episodes or segments for training |",
+            "different episodes for training |",
             f"| made by | pbcrl {made_by['pbcrl']}, commit {made_by['commit']}: "
             f"`{made_by['command']}` |",
             "",
@@ -144,6 +144,4 @@ def _labeller(args: Mapping[str, Any], limit: float | None) -> str:
         return f"people, {args['label_annotators']} per question"
     noise = args["preference_noise"], args["safety_noise"]
     shown = "" if noise == (0, 0) else f"; {noise[0]:.0%} and {noise[1]:.0%} of answers flipped"
-    if args["segment_length"] is not None:
-        shown = f", of which a segment of {args['segment_length']} steps has its share{shown}"
     return f"a simulated oracle, from true costs with the limit {limit:g}{shown}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from pbcrl import Trajectory, TrajectoryWriter, cut_segments
+from pbcrl import Trajectory, TrajectoryWriter
 from pbcrl.errors import PbcrlError
 from pbcrl.label.replay import Replay
 from pbcrl_script_utils.datasets import Split, open_dataset
@@ -25,7 +25,7 @@ from pbcrl_script_utils.run import SCRIPTS, Run, open_child
 
 _SHARED = """
     env_id seed num_envs num_steps update_epochs minibatch_size learning_rate lr_decay max_grad_norm
-    hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef initial_log_std threads device
+    hidden_sizes gamma gae_lambda clip_coef target_kl bound_coef threads device
 """
 
 
@@ -45,7 +45,7 @@ def with_collection(args: Any, horizon: int) -> Any:
     """
     if args.collect_timesteps is not None or args.dataset is not None or not args.offline_queries:
         return args
-    wanted = _PER_QUERY * args.offline_queries * (args.segment_length or horizon)
+    wanted = _PER_QUERY * args.offline_queries * horizon
     steps = min(max(wanted, _FEWEST_STEPS), args.total_timesteps)
     return dataclasses.replace(args, collect_timesteps=steps)
 
@@ -110,8 +110,6 @@ def offline_episodes(
 ) -> Split:
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
 
-    Those to validate and to train on are cut into segments of `args.segment_length`, if given.
-
     Args:
         args: Of `ppo_lag_pbcrl.py`, `with_collection`.
         run: Whose folder holds what is collected until it is finished.
@@ -132,7 +130,7 @@ def offline_episodes(
     if replays is not None and not replays.include(path):
         run.warn(f"{path} does not say how to play its episodes again: people will see curves")
     # The same split whenever a run goes on.
-    test, valid, train = open_dataset(
+    return open_dataset(
         path,
         args.env_id,
         envs,
@@ -140,13 +138,6 @@ def offline_episodes(
         warn=run.warn,
         needs_costs=args.label_folder is None,
     )
-    length = args.segment_length
-    if length is None:
-        return test, valid, train
-    if replays is not None:
-        for part in (valid, train):
-            replays.add_segments(part, length)
-    return test, cut_segments(valid, length), cut_segments(train, length)
 
 
 def collect(args: Any, run: Run) -> Path:

@@ -12,31 +12,19 @@ from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.run import Run
 
 
-def check_labels(args: Any, horizon: int) -> None:
-    """Refuse a constraint that no label can move, and segments that nobody would be asked about.
+def check_labels(args: Any) -> None:
+    """Refuse a constraint that no label can move.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
-        horizon: Steps of an episode.
 
     Raises:
         ValueError: If so.
     """
-    if args.segment_length is not None and args.constraint != "rate":
-        raise ValueError(
-            "--segment-length has segments labelled, which tell a rate alone, but --constraint is "
-            f"{args.constraint}; leave it out (--segment-length None, if a recipe has it), or use "
-            "--constraint rate"
-        )
-    if args.segment_length is not None and args.segment_length > horizon:
-        raise ValueError(
-            f"--segment-length must lie in 1..{horizon}, the time limit of {args.env_id}, got "
-            f"{args.segment_length}; lower it"
-        )
     if args.constraint != "learned" and not args.online_queries:
         raise ValueError(
             f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
-            "--online-queries is 0; raise it"
+            "--online-queries is 0; raise it, or use --constraint learned"
         )
     before_last = max(0, args.num_iterations - args.finetune_interval)
     due = args.online_queries - args.due(before_last)
@@ -48,16 +36,13 @@ def check_labels(args: Any, horizon: int) -> None:
         )
 
 
-def make_oracle(
-    args: Any, run: Run, *, limit: float, horizon: int, replays: Replays | None
-) -> Oracle:
+def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -> Oracle:
     """Return who answers: people, if there is a `--label-folder`, else the true costs.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
         run: Told what people are waited for.
         limit: d, which the true costs are held to.
-        horizon: Steps of an episode.
         replays: How episodes can be played again, for people to see.
     """
     budget = args.offline_queries + args.online_queries
@@ -72,5 +57,4 @@ def make_oracle(
         )
     teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
     rng = np.random.default_rng([args.seed, 1])
-    share = (args.segment_length or horizon) / horizon  # a segment is held to its part of d
-    return SyntheticOracle(limit, share=share, budget=budget, teacher=teacher, rng=rng)
+    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)

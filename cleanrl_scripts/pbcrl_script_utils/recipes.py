@@ -46,7 +46,6 @@ _ACCEPT: Recipe = {
     "accept_batch": 50,
 }
 _RATE: Recipe = {
-    "constraint": "rate",
     # An unsafe episode has two to eight bad steps: a mean of 0.04 to 0.16.
     "max_unsafe_rate": 0.02,
 }
@@ -74,7 +73,7 @@ def recipe_of(env_id: str, *, script: str, by_people: bool = False) -> Recipe:
     """Return what a script, named without its `.py`, takes for a task; maybe nothing."""
     recipe = dict(_OF_ALL.get(env_id, {}))
     if script == "ppo_lag_pbcrl":
-        # So few answers show no batch of fifty episodes: the learned cost moves λ.
+        # So few answers show no batch of fifty episodes.
         recipe |= _PEOPLE if by_people else _OF_PBCRL.get(env_id, {})
     return recipe
 

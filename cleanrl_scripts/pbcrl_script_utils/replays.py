@@ -26,7 +26,6 @@ from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.replay import Replay
 from pbcrl.recorder import discarded_envs
 from pbcrl.storage import unwritable, write_all
-from pbcrl.trajectory import cut_segments, segment_starts
 from pbcrl_envs.batched import BatchedEnv
 
 _RECORD = struct.Struct("<16sII")  # digest of a trajectory, bytes and crc32 of its replay
@@ -119,15 +118,6 @@ class Replays:
                 self._file.truncate(end)  # or what is added later would come after half a record
                 raise unwritable(self._path, error) from error
             self._places[digest] = self._file, end + len(head), len(data)
-
-    def add_segments(self, wholes: Sequence[Trajectory], length: int) -> None:
-        """Note the segments that `cut_segments` makes of episodes."""
-        replays = [
-            (replay := self.of(whole)) and replay.segment(whole.actions, start)
-            for whole in wholes
-            for start in segment_starts(len(whole), length)
-        ]
-        self.add(cut_segments(wholes, length), replays)
 
     def of(self, trajectory: Trajectory) -> Replay | None:
         """How a trajectory can be played again, if that is known."""

@@ -36,6 +36,8 @@ def small_ppo_lag(scripts, tmp_path, **changes):
 
 def small_pbcrl(scripts, tmp_path, dataset, **changes):
     options = {**PBCRL, "dataset": dataset and str(dataset), **changes}
+    if not options["online_queries"]:  # no label moves λ
+        options.setdefault("constraint", "learned")
     return small(scripts.ppo_lag_pbcrl, tmp_path, **options)
 
 

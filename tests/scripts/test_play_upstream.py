@@ -17,7 +17,7 @@ from .conftest import SCRIPTS, load
 def small_run(folder, *, env_id):
     """What `evaluate.py` reads of a run, with an agent that has learned nothing."""
     script = load("ppo_lag")
-    args = script.Args(env_id=env_id, hidden_sizes=(8,), initial_log_std=-1.0)
+    args = script.Args(env_id=env_id, hidden_sizes=(8,))
     agent = script.Agent(script.utils.make_envs(env_id, 1), args)
     folder.mkdir()
     (folder / "args.json").write_text(json.dumps({"script": "ppo_lag", **vars(args)}))
@@ -59,7 +59,7 @@ def test_the_policy_that_is_handed_over_is_the_agents_with_its_noise(scripts, tm
     ours = agent.act(torch.linspace(-1, 1, 40).reshape(10, 4).numpy())
     np.testing.assert_allclose(acted, ours.sum(axis=1), atol=1e-5)
     assert has_episodes
-    np.testing.assert_allclose(std, np.exp([-1.0, -1.0]) if stochastic else [], rtol=1e-6)
+    np.testing.assert_allclose(std, np.exp([-0.5, -0.5]) if stochastic else [], rtol=1e-6)
 
 
 def test_an_interpreter_that_is_not_there_is_named_with_what_builds_it(scripts, tmp_path):

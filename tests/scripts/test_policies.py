@@ -47,6 +47,9 @@ def test_the_safe_policy_is_the_one_of_the_highest_return_in_rounds_that_labels_
     scripts, tmp_path, toy_dataset
 ):
     options = {"total_timesteps": 3200, "finetune_interval": 1, "online_queries": 80}
+    options["constraint"] = (
+        "learned"  # by which a policy is called safe if most of its episodes are
+    )
     args = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
     folder = scripts.ppo_lag_pbcrl.train(args)
     safe = [row for row in rows(folder) if row["unsafe_rate"] <= 0.5]

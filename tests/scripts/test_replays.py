@@ -9,7 +9,7 @@ import pytest
 from pbcrl.data.dataset import REPLAYS, TrajectoryDataset
 from pbcrl.label.replay import Replay, replay_frames
 from pbcrl.storage import StorageError
-from pbcrl.trajectory import Trajectory, cut_segments
+from pbcrl.trajectory import Trajectory
 from pbcrl_script_utils.replays import Replays
 
 from ..damage import full_disk
@@ -42,23 +42,6 @@ def test_what_was_noted_is_found_again_and_nothing_is_noted_twice(tmp_path):
     assert seeds(again, [*episodes, episode(7)]) == [0, 1, 2, None]
     assert (tmp_path / REPLAYS).stat().st_size == size
     assert again.include(tmp_path / "nowhere") is False
-
-
-def test_a_segment_is_played_from_the_start_of_its_episode_with_the_actions_before_it(tmp_path):
-    """Five steps: 0-1, 1-2 and 3-4; of an episode that was not noted neither are its segments."""
-    file = Replays(tmp_path)
-    rows = np.arange(5.0)[:, None]
-    known, unknown = Trajectory(rows, rows), Trajectory(rows + 9, rows)
-    file.add([known], [Replay("Toy-v0", seed=3)])
-    file.add_segments([known, unknown], 2)
-    found = [file.of(one) for one in cut_segments([known, unknown], 2)]
-    assert [one.seed for one in found[:3]] == [3, 3, 3]
-    assert [[] if one.before is None else one.before.ravel().tolist() for one in found[:3]] == [
-        [],
-        [0],
-        [0, 1, 2],
-    ]
-    assert found[3:] == [None] * 3
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -344,9 +344,8 @@ def test_an_extended_run_is_the_longer_run_to_the_last_bit(scripts, tmp_path, to
     for total in (800, 3200):
         changes = {"total_timesteps": total, "run_name": str(total), "lr_decay": 0.0}
         if name == "ppo_lag_pbcrl":
-            args = small_pbcrl(
-                scripts, tmp_path, toy_dataset, online_queries=12 if total == 800 else 24, **changes
-            )
+            changes |= {"online_queries": 12 if total == 800 else 24, "constraint": "learned"}
+            args = small_pbcrl(scripts, tmp_path, toy_dataset, **changes)
         else:
             args = (small_rlsf if name == "ppo_lag_rlsf" else small_ppo_lag)(
                 scripts, tmp_path, **changes

@@ -189,6 +189,7 @@ def test_episodes_of_any_env_start_out_of_step_and_no_part_of_one_counts(
     env_id = "TestToy-v0"
     dataset = write_dataset(tmp_path / "toy", env_id, toy_episodes)
     options = {"env_id": env_id, "cost_limit": 5, "num_steps": 50, "total_timesteps": 1000}
+    options["constraint"] = "learned"
     args = small_pbcrl(scripts, tmp_path, dataset, **options)
     logged = rows(scripts.ppo_lag_pbcrl.train(args))
     assert [row["episodes"] for row in logged] == [0, 1, 2, 2, 2]
@@ -320,8 +321,7 @@ def test_a_task_brings_its_recipe_which_the_command_line_overrules(scripts):
     for module in (scripts.ppo_lag, scripts.ppo_lag_pbcrl, scripts.ppo_lag_rlsf):
         module.utils.main(found.append, module.Args, words)
     assert {(one.num_envs, one.total_timesteps) for one in found} == {(7, 3_000_000)}
-    learned = found[1].constraint, found[1].max_unsafe_rate, found[1].segment_length
-    assert learned == ("rate", 0.02, None)
+    assert (found[1].constraint, found[1].max_unsafe_rate) == ("rate", 0.02)
 
 
 @pytest.mark.parametrize(("word", "steps"), [("1e6", 10**6), ("2.5E+5", 250_000), ("300", 300)])
@@ -350,7 +350,7 @@ def test_the_step_size_falls_linearly_by_the_share_that_is_asked_for(
     options = {"total_timesteps": 350, "num_envs": 2, "num_steps": 50, "minibatch_size": 100}
     options |= {"learning_rate": 0.8, "lr_decay": decay}
     if name == "ppo_lag_pbcrl":
-        options |= {"offline_queries": 0, "online_queries": 0}
+        options |= {"offline_queries": 0, "online_queries": 0, "constraint": "learned"}
     module.train(small(module, tmp_path, **options))
     assert used == pytest.approx(rates)
 
@@ -450,17 +450,11 @@ def test_a_limit_on_costs_that_no_env_reports_holds_up_neither_people_nor_evalua
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("constraint", "shown"),
-    [
-        ("accept", "episodes"),
-        *(
-            pytest.param(*case, marks=pytest.mark.nightly)
-            for case in [("learned", "episodes"), ("rate", "episodes"), ("rate", "segments")]
-        ),
-    ],
+    "constraint",
+    ["accept", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("learned", "rate"))],
 )
 def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_can_be_drawn(
-    tmp_path, constraint, shown
+    tmp_path, constraint
 ):
     """A toy of a module beside the run, which reports no cost and has no known limit."""
     (tmp_path / "nocost.py").write_text(NO_COST)
@@ -472,8 +466,6 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
     small = SMALL | {"hidden_sizes": 16}
     for name, value in (small | {"run_name": "run"}).items():
         options += [f"--{name.replace('_', '-')}", value]
-    if shown == "segments":
-        options += ["--segment-length", 50]
     with answering(folder, hazard_steps, limit=5):
         done = subprocess.run(
             [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py"), *map(str, options)],
@@ -511,8 +503,8 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
             for digest in question.members[:2]:
                 replay = Replay.from_bytes(store.replay(digest))
                 frames = list(replay_frames(replay, store.trajectory(digest), every=50))
-                number = 2 if shown == "segments" else 3  # one every 50 steps, and the last
-                assert [frame.shape for frame, _ in frames] == [(240, 240, 3)] * number
+                # One every 50 steps, and the last.
+                assert [frame.shape for frame, _ in frames] == [(240, 240, 3)] * 3
     finally:
         sys.path.remove(str(tmp_path))
         gym.registry.pop("NoCost-v0", None)
