@@ -69,7 +69,7 @@ class Args(utils.RunArgs):
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
     """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
-    multiplier_cap: utils.Bound = 3.0
+    multiplier_cap: utils.Bound = 30.0
     """highest λ"""
 
     # -- Method --------------------------------------------------------------------------------
@@ -106,6 +106,9 @@ class Args(utils.RunArgs):
     """probability that the simulated oracle flips a preference"""
     safety_noise: utils.Share = 0.0
     """probability that the simulated oracle flips a safety label"""
+    marks: bool = False
+    """whether the simulated oracle marks the unsafe steps of both episodes, too, from which trees
+    learn; people may always"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or
     limit is needed then. Runs share its answers, and ask nothing there a second time"""

@@ -18,7 +18,7 @@ KEPT = 0.8
 MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
-_LOWEST = 0.01  # λ
+_LOWEST = 0.1  # λ, as a share of the first one
 _SIGNED = ("log_integral", "excess")
 
 
@@ -27,7 +27,7 @@ class LagrangeMultiplier:
 
     .. math::
         E ← 0.8 E + 0.2 \min(J / limit - 1, 5), \quad e = clip(E, -1, 1) \\
-        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), 0.01, cap)
+        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), initial / 10, cap)
 
     J is the mean episode cost, or any other figure that a limit is set for, such as a share of
     unsafe episodes (`docs/constraint.md`). Nothing depends on its unit: multiplying all costs and
@@ -36,7 +36,8 @@ class LagrangeMultiplier:
     answers a violation at once, by a factor of up to 2.7, and damps the overshoot of the integral
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
-    integral rests while λ is at a bound and e asks for more.
+    integral rests while λ is at a bound and e asks for more. A tenth of the first λ is as good as
+    none, and one that fell further would come back too late.
 
     λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both
     by their own scale (`SignalScale`); then 1 is a price that lets a policy neither learn the
@@ -47,24 +48,25 @@ class LagrangeMultiplier:
 
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
-        initial: First λ, in [0.01, cap]; with `lr=0` any in [0, cap].
-        cap: Highest λ, > 0.01. Against a limit that no policy can meet, λ grows without end
-            otherwise.
+        initial: First λ, in (0, cap]; with `lr=0` 0, too.
+        cap: Highest λ. Against a limit that no policy can meet, λ grows without end otherwise.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 3.0) -> None:
+    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 30.0) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
-        require_in("(0.01, inf]", cap=cap, remedy="inf is no cap")
-        lowest = _LOWEST if lr > 0 else 0
+        require_in("(0, inf]", cap=cap, remedy="inf is no cap")
         require_in(
-            f"[{lowest}, {cap}]", initial=initial, remedy="λ moves by factors, up to its cap"
+            f"{'(' if lr else '['}0, {cap}]",
+            initial=initial,
+            remedy="λ moves by factors, up to its cap",
         )
         self._lr = lr
         self._cap = cap
-        self._initial = math.log(max(initial, _LOWEST))
+        self._lowest = _LOWEST * initial
+        self._initial = math.log(initial) if initial else 0.0  # 0 stays
         # All that `update` changes, by name.
         self._state = {"value": float(initial), "log_integral": self._initial}
         self._state |= {"excess": 0.0, "scale": 0.0, "updates": 0.0}
@@ -118,13 +120,13 @@ class LagrangeMultiplier:
         state["excess"] = keep * state["excess"] + (1 - keep) * relative
         e = min(max(state["excess"], -1.0), 1.0)
         answer, integral = 10 * self._lr * e, state["log_integral"]
-        lowest, highest = math.log(_LOWEST), math.log(self._cap)
+        lowest, highest = math.log(self._lowest), math.log(self._cap)
         if e > 0:
             integral = max(integral, min(integral + self._lr * e, highest - answer))
         else:
             integral = min(integral, max(integral + self._lr * e, lowest - answer))
         state["log_integral"] = integral
-        return min(max(math.exp(min(integral + answer, highest)), _LOWEST), self._cap)
+        return min(max(math.exp(min(integral + answer, highest)), self._lowest), self._cap)
 
     def state_dict(self) -> dict[str, float]:
         """Everything that `update` changes, as plain floats; no argument of the constructor."""

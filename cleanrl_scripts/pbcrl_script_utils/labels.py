@@ -57,4 +57,4 @@ def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -
         )
     teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
     rng = np.random.default_rng([args.seed, 1])
-    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
+    return SyntheticOracle(limit, budget=budget, marks=args.marks, teacher=teacher, rng=rng)

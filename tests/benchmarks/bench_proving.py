@@ -34,9 +34,12 @@ METHODS: dict[str, list[str]] = {
     "ppo_lag": ["ppo_lag.py"],
     "pbcrl": ["ppo_lag_pbcrl.py"],
     "pbcrl_500": ["ppo_lag_pbcrl.py", "--online-queries", "500"],
-    "pbcrl_rate": ["ppo_lag_pbcrl.py", "--online-queries", "500", "--constraint", "rate"],
-    "pbcrl_offline": [
-        *("ppo_lag_pbcrl.py", "--offline-queries", "18000", "--online-queries", "2000"),
+    "pbcrl_marks": ["ppo_lag_pbcrl.py", "--online-queries", "500", "--marks"],
+    "learned": ["ppo_lag_pbcrl.py", "--constraint", "learned"],
+    "learned_500": ["ppo_lag_pbcrl.py", "--constraint", "learned", "--online-queries", "500"],
+    "learned_offline": [
+        *("ppo_lag_pbcrl.py", "--constraint", "learned"),
+        *("--offline-queries", "18000", "--online-queries", "2000"),
     ],
     **{
         f"constant_{price}": [
@@ -64,9 +67,9 @@ class Args:
     """of the proving ground, by name"""
     methods: tuple[str, ...] = ("ppo", "ppo_lag")
     """ppo (no limit), ppo_lag (told the true cost), pbcrl (20,000 queries), pbcrl_500 (with 500),
-    pbcrl_rate (with 500, and λ follows the share of fresh episodes labelled unsafe), pbcrl_offline
-    (18,000 about episodes of the reward alone, 2,000 about fresh ones), and constant_0.03 to
-    constant_10, PPO-Lag with a λ that stays"""
+    pbcrl_marks (with 500, and unsafe steps are marked), learned and learned_500 (λ follows the
+    learned limit), learned_offline (18,000 about episodes of the reward alone, 2,000 about fresh
+    ones), and constant_0.03 to constant_10, PPO-Lag with a λ that stays"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     total_timesteps: int = 500_000
     eval_episodes: int = 400
