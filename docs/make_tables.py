@@ -85,8 +85,9 @@ PROVING = {
     "ppo_lag": "PPO-Lag, told the true cost",
     "pbcrl": "PbCRL, 20,000 queries",
     "pbcrl_500": "PbCRL, 500 queries",
-    "pbcrl_rate": "PbCRL, 500 queries, `rate`",
-    "pbcrl_offline": "PbCRL, 18,000 + 2,000 queries",
+    "learned": "`learned`, 20,000 queries",
+    "learned_500": "`learned`, 500 queries",
+    "learned_offline": "`learned`, 18,000 + 2,000 queries",
 }
 """Of the table of the proving ground: proving.csv."""
 

@@ -18,7 +18,7 @@ KEPT = 0.8
 MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
-_LOWEST = 0.1  # λ, as a share of the first one
+_LOWEST = 0.03  # λ, as a share of the first one
 _SIGNED = ("log_integral", "excess")
 
 
@@ -27,7 +27,7 @@ class LagrangeMultiplier:
 
     .. math::
         E ← 0.8 E + 0.2 \min(J / limit - 1, 5), \quad e = clip(E, -1, 1) \\
-        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), initial / 10, cap)
+        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), 0.03 initial, cap)
 
     J is the mean episode cost, or any other figure that a limit is set for, such as a share of
     unsafe episodes (`docs/constraint.md`). Nothing depends on its unit: multiplying all costs and
@@ -36,7 +36,7 @@ class LagrangeMultiplier:
     answers a violation at once, by a factor of up to 2.7, and damps the overshoot of the integral
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
-    integral rests while λ is at a bound and e asks for more. A tenth of the first λ is as good as
+    integral rests while λ is at a bound and e asks for more. Little of the first λ is as good as
     none, and one that fell further would come back too late.
 
     λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both

@@ -53,7 +53,7 @@ def test_the_unit_of_costs_and_limit_does_not_matter(costs, unit):
 @given(costs=cost_sequences)
 def test_it_stays_between_its_bounds_and_its_integral_does_not_wind_up(costs):
     multiplier = LagrangeMultiplier(lr=0.5, cap=3.0)
-    assert all(0.1 <= multiplier.update(cost, 5.0) <= 3.0 for cost in costs)
+    assert all(0.03 <= multiplier.update(cost, 5.0) <= 3.0 for cost in costs)
     for _ in range(200):
         multiplier.update(50.0, 5.0)
     assert multiplier.value == pytest.approx(3.0)
@@ -63,13 +63,13 @@ def test_it_stays_between_its_bounds_and_its_integral_does_not_wind_up(costs):
 
 def test_after_a_long_safe_phase_a_violation_raises_it_within_four_updates():
     multiplier = after([0.0] * 500)
-    assert multiplier.value == pytest.approx(0.1)
-    assert max(multiplier.update(6.0, 1.0) for _ in range(4)) > 0.2
+    assert multiplier.value == pytest.approx(0.03)
+    assert max(multiplier.update(6.0, 1.0) for _ in range(4)) > 0.06
 
 
 def test_it_finds_prices_that_lie_orders_of_magnitude_apart():
     """A policy whose cost falls as 10 / (1 + λ / p) meets the limit 5 at λ = p."""
-    for price in (0.11, 1.0, 25.0):
+    for price in (0.04, 1.0, 25.0):
         multiplier = LagrangeMultiplier()
         for _ in range(500):
             multiplier.update(10 / (1 + multiplier.value / price), 5.0)
