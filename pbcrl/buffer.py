@@ -23,6 +23,7 @@ from pbcrl.trajectory import (
     Stretches,
     Trajectory,
     check_stretches,
+    unsafe_steps,
 )
 
 Pairs = NDArray[np.int64]
@@ -140,9 +141,9 @@ class PreferenceBuffer:
         """The trajectories of which somebody marked the unsafe steps, once for each time."""
         members = zip(self._pairs.tolist(), self._unsafe, strict=True)
         return [
-            Marks(self.trajectories[i], _marked(marked, len(self.trajectories[i])))
+            Marks(one, unsafe_steps(marked, len(one)).astype(np.float64))
             for pair, both in members
-            for i, marked in zip(pair, both, strict=True)
+            for one, marked in zip((self.trajectories[i] for i in pair), both, strict=True)
             if marked is not None
         ]
 
@@ -279,7 +280,7 @@ class PreferenceBuffer:
                 f"each pair needs its label: got {len(rows)} pairs and {len(labels)} labels; an "
                 "oracle that has no answer returns Label(nan, nan, nan)"
             )
-        marked = [(label.first_unsafe, label.second_unsafe) for label in labels]
+        marked = [label.unsafe for label in labels]
         for pair, both in zip(rows.tolist(), marked, strict=True):
             for i, stretches in zip(pair, both, strict=True):
                 if stretches is not None:
@@ -357,11 +358,3 @@ class PreferenceBuffer:
                 f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
             )
         return rows.astype(np.int64)
-
-
-def _marked(stretches: Stretches, steps: int) -> NDArray[np.float64]:
-    """1 in the stretches, else 0, (steps,)."""
-    unsafe = np.zeros(steps)
-    for start, end in stretches:
-        unsafe[start:end] = 1
-    return unsafe

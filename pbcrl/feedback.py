@@ -33,9 +33,9 @@ from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
     Label,
-    Stretches,
     Trajectory,
     cut_segments,
+    stretches_of,
 )
 
 
@@ -306,7 +306,7 @@ class FeedbackLoop:
             )
         self.buffer.add_trajectories(self._compared(state))
         labels = [
-            Label(*row, *map(_stretches, both))
+            Label(*row, *map(stretches_of, both))
             for row, both in zip(state["labels"].tolist(), state["unsafe"], strict=True)
         ]
         self.buffer.add_labels(state["pairs"], labels)
@@ -517,10 +517,6 @@ def _stored(path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:
 def _arrays(trajectory: Trajectory) -> list[Any]:
     t = trajectory
     return [t.obs, t.actions, t.costs, t.rewards, t.terminated, t.final_obs]
-
-
-def _stretches(stored: Sequence[Sequence[int]] | None) -> Stretches | None:
-    return None if stored is None else tuple((start, end) for start, end in stored)
 
 
 def _checked_count(name: str, count: int, *, of: str = "queries") -> int:

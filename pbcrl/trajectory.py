@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -155,8 +155,13 @@ class Label:
     second_unsafe: Stretches | None = None
     """Of the second trajectory."""
 
+    @property
+    def unsafe(self) -> tuple[Stretches | None, Stretches | None]:
+        """What is marked in both."""
+        return self.first_unsafe, self.second_unsafe
+
     def __post_init__(self) -> None:
-        for marked in (self.first_unsafe, self.second_unsafe):
+        for marked in self.unsafe:
             if marked is not None:
                 check_stretches(marked)
         for name in ("preference", "first_safe", "second_safe"):
@@ -191,6 +196,19 @@ def unsafe_stretches(unsafe: ArrayLike) -> Stretches:
         np.diff(np.asarray(unsafe, np.bool_).astype(np.int8), prepend=0, append=0)
     )
     return tuple((start, end) for start, end in edges.reshape(-1, 2).tolist())
+
+
+def unsafe_steps(stretches: Stretches, steps: int) -> NDArray[np.bool_]:
+    """Return which of so many steps are in the stretches, (T,)."""
+    unsafe = np.zeros(steps, np.bool_)
+    for start, end in stretches:
+        unsafe[start:end] = True
+    return unsafe
+
+
+def stretches_of(stored: Iterable[Iterable[int]] | None) -> Stretches | None:
+    """Return stretches as a `Label` has them, of lists, as JSON has them; None stays None."""
+    return None if stored is None else tuple((start, end) for start, end in stored)
 
 
 def check_stretches(stretches: Stretches, *, steps: int | None = None) -> None:
@@ -340,12 +358,11 @@ def cut_segments(trajectories: Sequence[Trajectory], length: int) -> list[Trajec
     return [
         _segment(whole, start, min(start + length, len(whole)))
         for whole in trajectories
-        for start in segment_starts(len(whole), length)
+        for start in _segment_starts(len(whole), length)
     ]
 
 
-def segment_starts(steps: int, length: int) -> list[int]:
-    """Return the first step of each segment that `cut_segments` makes of so many steps."""
+def _segment_starts(steps: int, length: int) -> list[int]:
     return [max(0, end - length) for end in range(steps, 0, -length)][::-1]
 
 

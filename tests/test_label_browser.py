@@ -296,11 +296,11 @@ def test_unsafe_moments_are_marked_by_held_keys_and_on_the_time_line(browser, tm
         shot(page, "pair-moments")
         for key in ("2", "9", "ArrowUp"):
             page.keyboard.press(key)
-        before = page.locator(".bar i").count()
+        until(page, "document.querySelectorAll('.bar i').length === 2")
         page.reload()
         page.wait_for_selector("#work:visible")
         ready(page)
-        until(page, f"document.querySelectorAll('.bar i').length === {before}")  # a draft is kept
+        until(page, "document.querySelectorAll('.bar i').length === 2")  # a draft is kept
         page.keyboard.press("Enter")
         page.wait_for_selector("#idle:visible")
         assert LabelStore(tmp_path).labels() == {1: Label(0.5, 0, 0, ((39, 43),), ((45, 72),))}
@@ -310,7 +310,7 @@ def test_unsafe_moments_are_marked_by_held_keys_and_on_the_time_line(browser, tm
         page.click("text=Look again")
         page.wait_for_selector("#work:visible")
         ready(page)
-        until(page, f"document.querySelectorAll('.bar i').length === {before}")
+        until(page, "document.querySelectorAll('.bar i').length === 2")
         page.keyboard.press("Shift+M")
         page.keyboard.press("Enter")
         page.wait_for_selector("#idle:visible")
@@ -334,6 +334,22 @@ def test_of_a_moment_marked_while_it_plays_the_reaction_is_taken_back(browser, t
         late = round(0.25 * FPS)
         assert pressed - late - 1 - 3 <= start <= pressed - late - 1  # up to three pictures later
         assert released - late - 3 <= end <= released - late
+
+
+def test_a_moment_whose_key_is_still_held_is_in_the_answer(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.keyboard.press(" ")
+        page.evaluate("labelling.player.seek(40)")
+        until(page, "document.getElementById('step').innerText === 'step 40 / 90'")
+        for key in ("2", "8", "ArrowRight"):
+            page.keyboard.press(key)
+        page.keyboard.down("x")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        page.keyboard.up("x")
+        assert LabelStore(tmp_path).labels() == {1: Label(0, 0, 1, ((39, 40),), ())}
 
 
 def test_moments_are_marked_on_a_phone_by_touch(browser, tmp_path):

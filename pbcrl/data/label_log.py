@@ -34,7 +34,15 @@ from pbcrl.storage import (
     unwritable,
     write_all,
 )
-from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Query, Trajectory
+from pbcrl.trajectory import (
+    AnyLabel,
+    BatchLabel,
+    GridLabel,
+    Label,
+    Query,
+    Trajectory,
+    stretches_of,
+)
 
 _KIND, _VERSION = "pbcrl-labels", 2
 _MAX_LINE = 65_536  # bytes; no claim of a file makes a reader hold more at once
@@ -301,7 +309,7 @@ def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
         return BatchLabel(values["batch_safe"])
     for name in ("first_unsafe", "second_unsafe"):
         if name in values:
-            values[name] = tuple((start, end) for start, end in values[name])
+            values[name] = stretches_of(values[name])
     return Label(**values)
 
 

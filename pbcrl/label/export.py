@@ -17,7 +17,7 @@ from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
 from pbcrl.label.store import Event, LabelStore
 from pbcrl.storage import write_atomically
-from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, unsafe_steps
 
 COLUMNS = (
     "question",
@@ -189,9 +189,9 @@ def _ratings(store: LabelStore) -> tuple[list[str], dict[str, np.ndarray]]:
         tables["safety"][row, 2 * column : 2 * column + 2] = label.first_safe, label.second_safe
         for name, _ in _marked_members(event, members):
             begin, length = marked[event.query, name]
-            tables["marks"][row, begin : begin + length] = 0
-            for start, end in getattr(label, name):
-                tables["marks"][row, begin + start : begin + end] = 1
+            tables["marks"][row, begin : begin + length] = unsafe_steps(
+                getattr(label, name), length
+            )
     return people, tables
 
 

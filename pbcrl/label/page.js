@@ -267,6 +267,11 @@ const moments = {
     const late = player.playing ? Math.round(REACTION * player.speed * player.fps) : 0;
     return Math.max(0, player.frame() - late) * player.every();
   },
+  // From where the key was pressed to the picture that is shown, which is in it.
+  held() {
+    const { from } = this.holding;
+    return [from, Math.max(this.steps(), from + player.every())];
+  },
   press(one) {
     if (this.holding || !one || !one.bar || !player.ready) return;
     this.holding = { one, from: Math.max(0, this.steps() - player.every()) };
@@ -275,10 +280,11 @@ const moments = {
   },
   release() {
     if (!this.holding) return;
-    const { one, from } = this.holding;
+    const { one } = this.holding;
+    const stretches = [...this.of(one), this.held()];
     this.holding = null;
     one.hold.setAttribute("aria-pressed", false);
-    this.set(one, [...this.of(one), [from, Math.max(this.steps(), from + player.every())]]);
+    this.set(one, stretches);
   },
   // The newest of a clip cannot be told from others once they are joined: the last in time goes.
   forget(one) {
@@ -287,8 +293,7 @@ const moments = {
   draw(one, step) {
     const { steps } = one.about;
     const percent = (value) => `${(100 * value) / Math.max(1, steps)}%`;
-    const held = this.holding && this.holding.one === one;
-    const now = held ? [[this.holding.from, Math.max(this.steps(), this.holding.from + 1)]] : [];
+    const now = this.holding && this.holding.one === one ? [this.held()] : [];
     one.bar.replaceChildren(...joined([...this.of(one), ...now], steps).map(([start, end]) => {
       const block = make("i");
       Object.assign(block.style, { left: percent(start), width: percent(end - start) });
@@ -521,6 +526,7 @@ const act = (work) => async () => {
 };
 
 const done = act(async () => {
+  moments.release(); // a key that is still held
   if (question.kind === "grid") {
     if (!player.ready) { // what was not seen would count as safe
       notice("Not all clips are here yet.");

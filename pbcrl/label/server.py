@@ -492,12 +492,9 @@ def _label(values: Any) -> AnyLabel:
             raise TypeError(f"an answer about a grid has a list, safe, alone, got {list(values)}")
         return GridLabel(tuple(_answer_value(value) for value in values["safe"]))
     given = [_answer_value(value) for value in values]
-    if len(given) == 1:
-        return BatchLabel(given[0])
-    preference, *safe = given
-    if len(safe) != 2:
+    if len(given) not in (1, 3):
         raise TypeError(f"an answer about a pair has three numbers, got {values}")
-    return Label(preference, safe[0], safe[1])
+    return BatchLabel(given[0]) if len(given) == 1 else Label(given[0], given[1], given[2])
 
 
 def _label_json(label: AnyLabel) -> list[float | None] | dict[str, Any]:
@@ -505,8 +502,8 @@ def _label_json(label: AnyLabel) -> list[float | None] | dict[str, Any]:
     if isinstance(label, GridLabel):
         return {"safe": label_to_json(label)["grid_safe"]}
     values = list(label_to_json(label).values())
-    if isinstance(label, Label) and (label.first_unsafe, label.second_unsafe) != (None, None):
-        return {"answers": values[:3], "unsafe": [label.first_unsafe, label.second_unsafe]}
+    if isinstance(label, Label) and label.unsafe != (None, None):
+        return {"answers": values[:3], "unsafe": label.unsafe}
     return values[:3]
 
 

@@ -38,6 +38,8 @@ from pbcrl.trajectory import (
     Stretches,
     Trajectory,
     check_stretches,
+    stretches_of,
+    unsafe_steps,
     unsafe_stretches,
 )
 
@@ -164,11 +166,9 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
         sum(preferences) / len(preferences) if preferences else math.nan,
         majority(given("first_safe")),
         majority(given("second_safe")),
-        *(_most_marked(getattr(one, f"{which}_unsafe") for one in labels) for which in _MEMBERS),
+        _most_marked(one.first_unsafe for one in labels if isinstance(one, Label)),
+        _most_marked(one.second_unsafe for one in labels if isinstance(one, Label)),
     )
-
-
-_MEMBERS = "first", "second"
 
 
 def _most_marked(given: Iterable[Stretches | None]) -> Stretches | None:
@@ -176,10 +176,8 @@ def _most_marked(given: Iterable[Stretches | None]) -> Stretches | None:
     known = [one for one in given if one is not None]
     if not known:
         return None
-    votes = np.zeros(max([0, *(end for one in known for _, end in one)]))
-    for one in known:
-        for start, end in one:
-            votes[start:end] += 1
+    steps = max([0, *(end for one in known for _, end in one)])
+    votes = np.sum([unsafe_steps(one, steps) for one in known], axis=0)
     return unsafe_stretches(votes > len(known) / 2)
 
 
@@ -413,9 +411,7 @@ class LabelStore:
                 f"{len(label.safe)}; answer each of them"
             )
         if isinstance(label, Label):
-            for digest, marked in zip(
-                question.members, (label.first_unsafe, label.second_unsafe), strict=True
-            ):
+            for digest, marked in zip(question.members, label.unsafe, strict=True):
                 if marked is not None:
                     check_stretches(marked, steps=len(self.trajectory(digest)))
         if found := contradiction(label):
@@ -669,8 +665,7 @@ def _row(label: AnyLabel) -> tuple[Any, ...]:
         return None, None, None, json.dumps(values[0])
     if isinstance(label, BatchLabel):
         return None, *values, None, None
-    both = [label.first_unsafe, label.second_unsafe] if isinstance(label, Label) else []
-    return *values[:3], None if both == [None, None] else json.dumps(both)
+    return *values[:3], None if label.unsafe == (None, None) else json.dumps(label.unsafe)
 
 
 _CURRENT = (
@@ -689,8 +684,7 @@ def _event(row: Sequence[Any]) -> Event:
         label = BatchLabel(values[1])
     else:
         preference, *safe = values
-        marked = json.loads(many or "[null, null]")
-        first, second = (None if one is None else tuple((a, b) for a, b in one) for one in marked)
+        first, second = map(stretches_of, json.loads(many or "[null, null]"))
         label = Label(preference, safe[0], safe[1], first, second)
     return Event(number, query, annotator, kind, label, seconds, when)
 

@@ -90,11 +90,9 @@ def _answer(question: Question, lengths: Sequence[int]) -> AnyLabel:
 def _marked(number: int) -> GridLabel:
     """Which clips of a grid are safe, as the person types it."""
     while True:
-        given = input(
+        given = _typed(
             f"which of 1 to {number} are unsafe? numbers, Enter for none, 3? if you can't tell: "
-        ).strip()
-        if given.lower() in ("q", "s", "u"):
-            raise _TypedCommand(given.lower())
+        )
         safe = [1.0] * number
         words = given.replace(",", " ").split()
         for word in words:
@@ -109,11 +107,9 @@ def _marked(number: int) -> GridLabel:
 def _moments(lengths: Sequence[int]) -> Sequence[Stretches | None]:
     """The unsafe stretches of both episodes, as the person types them; None if nothing is typed."""
     while True:
-        given = input(
+        given = _typed(
             "unsafe steps of 1 / of 2, such as 10:25 40:52 / 3:9, or Enter to mark none: "
-        ).strip()
-        if given.lower() in ("q", "s", "u"):
-            raise _TypedCommand(given.lower())
+        )
         if not given:
             return None, None
         try:
@@ -131,11 +127,16 @@ def _stretches(given: str) -> Stretches:
     return tuple(sorted((int(start), int(end)) for start, end in found))
 
 
+def _typed(question: str) -> str:
+    given = input(question).strip()
+    if given.lower() in ("q", "s", "u"):
+        raise _TypedCommand(given.lower())
+    return given
+
+
 def _choose(question: str, answers: Mapping[str, float]) -> float:
     while True:
-        given = input(question).strip().lower()
-        if given in ("q", "s", "u"):
-            raise _TypedCommand(given)
+        given = _typed(question).lower()
         if given in answers:
             return answers[given]
 
