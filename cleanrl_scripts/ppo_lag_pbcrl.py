@@ -106,9 +106,6 @@ class Args(utils.RunArgs):
     """probability that the simulated oracle flips a preference"""
     safety_noise: utils.Share = 0.0
     """probability that the simulated oracle flips a safety label"""
-    marks: bool = False
-    """whether the simulated oracle marks the unsafe steps of both episodes, too, from which trees
-    learn; people may always"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or
     limit is needed then. Runs share its answers, and ask nothing there a second time"""

@@ -144,6 +144,4 @@ def _labeller(args: Mapping[str, Any], limit: float | None) -> str:
         return f"people, {args['label_annotators']} per question"
     noise = args["preference_noise"], args["safety_noise"]
     shown = "" if noise == (0, 0) else f"; {noise[0]:.0%} and {noise[1]:.0%} of answers flipped"
-    if args["marks"]:
-        shown = f", who marks the unsafe steps, too{shown}"
     return f"a simulated oracle, from true costs with the limit {limit:g}{shown}"

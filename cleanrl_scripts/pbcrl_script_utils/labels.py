@@ -13,7 +13,7 @@ from pbcrl_script_utils.run import Run
 
 
 def check_labels(args: Any) -> None:
-    """Refuse a constraint that no label can move, and marks that nobody makes.
+    """Refuse a constraint that no label can move.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -21,11 +21,6 @@ def check_labels(args: Any) -> None:
     Raises:
         ValueError: If so.
     """
-    if args.marks and args.label_folder is not None:
-        raise ValueError(
-            "--marks is of the simulated oracle, but people answer through --label-folder; leave "
-            "it out: whoever sees unsafe moments marks them on the page"
-        )
     if args.constraint != "learned" and not args.online_queries:
         raise ValueError(
             f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "
@@ -62,4 +57,4 @@ def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -
         )
     teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
     rng = np.random.default_rng([args.seed, 1])
-    return SyntheticOracle(limit, budget=budget, marks=args.marks, teacher=teacher, rng=rng)
+    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)

@@ -34,7 +34,6 @@ METHODS: dict[str, list[str]] = {
     "ppo_lag": ["ppo_lag.py"],
     "pbcrl": ["ppo_lag_pbcrl.py"],
     "pbcrl_500": ["ppo_lag_pbcrl.py", "--online-queries", "500"],
-    "pbcrl_marks": ["ppo_lag_pbcrl.py", "--online-queries", "500", "--marks"],
     "learned": ["ppo_lag_pbcrl.py", "--constraint", "learned"],
     "learned_500": ["ppo_lag_pbcrl.py", "--constraint", "learned", "--online-queries", "500"],
     "learned_offline": [
@@ -67,9 +66,9 @@ class Args:
     """of the proving ground, by name"""
     methods: tuple[str, ...] = ("ppo", "ppo_lag")
     """ppo (no limit), ppo_lag (told the true cost), pbcrl (20,000 queries), pbcrl_500 (with 500),
-    pbcrl_marks (with 500, and unsafe steps are marked), learned and learned_500 (λ follows the
-    learned limit), learned_offline (18,000 about episodes of the reward alone, 2,000 about fresh
-    ones), and constant_0.03 to constant_10, PPO-Lag with a λ that stays"""
+    learned and learned_500 (λ follows the learned limit), learned_offline (18,000 about episodes of
+    the reward alone, 2,000 about fresh ones), and constant_0.03 to constant_10, PPO-Lag with a λ
+    that stays"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     total_timesteps: int = 500_000
     eval_episodes: int = 400

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from pbcrl import Acceptance, LagrangeMultiplier, LearnedLimit, UnsafeRate
-from pbcrl.data.dataset import TrajectoryDataset
 from pbcrl.data.label_log import read_labels
 from pbcrl.oracle import DelayedOracle
 from pbcrl.storage import load_tensors
-from pbcrl.trajectory import unsafe_stretches
 from pbcrl_script_utils.resume import stored_args
 
 from .conftest import load
@@ -77,7 +75,7 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize(
     "options",
-    [*({"constraint": one} for one in CONSTRAINTS), {"marks": True}],
+    [{"constraint": one} for one in CONSTRAINTS],
     ids=str,
 )
 def test_a_run_that_is_cut_off_ends_bit_identical(
@@ -180,7 +178,6 @@ def test_the_constraint_is_that_of_the_flags(script, make_args):
             "--constraint rate moves the multiplier by labels .* --online-queries is 0; raise it, "
             "or use --constraint learned",
         ),
-        ({"marks": True, "label_folder": "q"}, "--marks is of the simulated oracle"),
         (
             {"constraint": "accept", "accept_batch": 80},
             "--accept-batch 80 counts as 40 queries, but only 17 are due in the last ",
@@ -251,14 +248,3 @@ def test_the_same_labels_in_time_choose_a_policy(script, make_args):
         found = summary(folder)
         assert found["safe_policy_iteration"] is not None
         assert "late" not in str(found["warnings"])
-
-
-def test_with_marks_each_label_says_which_steps_cost(script, make_args):
-    folder = script.train(make_args("run", marks=True, safety_noise=0.0))
-    labels = read_labels(folder / "labels.jsonl")
-    shown = TrajectoryDataset(folder / "online" / "0001")
-    wanted = {unsafe_stretches(one.costs > 0) for one in shown}
-    online = labels[-120:][:60]  # of the first round
-    assert {s for one in online for s in (one.first_unsafe, one.second_unsafe)} == wanted
-    assert max(map(len, wanted)) > 1
-    assert "who marks the unsafe steps" in (folder / "cost_model.md").read_text()
