@@ -272,9 +272,13 @@ LOCKED = """
 import os, sys, time
 from pbcrl.storage import FolderLock
 lock = FolderLock(sys.argv[1])
-if sys.argv[2] == "fork" and os.fork() == 0:
-    os.close(1)
-    time.sleep(1e6)
+if sys.argv[2] == "fork":
+    parent, child = os.pipe()
+    if os.fork() == 0:
+        os.close(1)
+        os.write(child, b".")
+        time.sleep(1e6)
+    os.read(parent, 1)  # else the kill may come before the child closed its copy of the lock
 print("locked", flush=True)
 time.sleep(1e6)
 """
