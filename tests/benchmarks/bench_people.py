@@ -1,10 +1,11 @@
-"""From an env without a cost to a safer policy, by a person's answers alone.
+"""From an env without a cost to a certified policy, by a person's answers alone.
 
-`make people` trains `ppo_lag_pbcrl.py --label-folder` on the field of `field.py`. A scripted person
-answers through the labelling page's own requests: they look at the curves that the page shows, and
-know of a puddle in the middle of the field, which neither the env nor any script has heard of. One
-row per seed says how the policy is judged by that rule, beside the policy that collected the
-offline episodes: PPO on the reward, trained as long. Fails unless every seed is safer.
+`make people` takes the README's way on the field of `field.py`, by the defaults alone: train with
+`--label-folder`, answer, certify. A scripted person answers through the labelling page's own
+requests: they look at the curves that the page shows, and know of a puddle in the middle of the
+field, which neither the env nor any script has heard of. One row per seed says how the policy is
+judged by that rule, beside PPO on the reward alone, what the certificate says, and how many minutes
+a person would have needed. Fails unless every seed is safer.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 
 from bench_label import Page
+from bench_minutes import SECONDS
 from evaluate import load_agent
 
+from pbcrl_script_utils.certificate import read_certificates
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.resume import read_args
 
@@ -41,25 +44,6 @@ PUDDLE_RADIUS = 0.4
 """Around the middle of the field."""
 MOST_STEPS = 2
 """In the puddle, of an episode that the person calls safe."""
-TRAINING = {
-    "env-id": ENV_ID,
-    "total-timesteps": 120_000,
-    "num-envs": 20,
-    "num-steps": 50,
-    "minibatch-size": 250,
-    "hidden-sizes": 32,
-    "learning-rate": 1e-3,
-    "lr-decay": 0.9,
-    "offline-queries": 200,
-    "online-queries": 480,
-    "finetune-interval": 5,
-    "constraint": "rate",
-    "max-unsafe-rate": 0.05,
-    "label-wait": "inf",
-    "eval-episodes": 1,
-    "threads": 1,
-    "run-name": "run",
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +52,9 @@ class Args:
     """how many"""
     first_seed: int = 0
     """the lowest of them"""
-    episodes: int = 200
+    marks: bool = False
+    """whether the person marks the steps in the puddle, too"""
+    episodes: int = 400
     """episodes by which a policy is judged"""
     runs_dir: str = "runs/bench_people"
     """folder of the runs; what is finished there is not run again"""
@@ -77,104 +63,130 @@ class Args:
 # -- The person ------------------------------------------------------------------------------------
 
 
-def steps_in_puddle(places: np.ndarray) -> int:
-    """The rule, of an episode's places (T, 2)."""
-    return int((np.hypot(*places.T) < PUDDLE_RADIUS).sum())
+def in_puddle(places: np.ndarray) -> np.ndarray:
+    """Whether each of an episode's places (T, 2) is."""
+    return np.hypot(*places.T) < PUDDLE_RADIUS
 
 
-def look(member: dict[str, Any]) -> int:
-    """Judge an episode by the curves that the page shows of it."""
+def look(member: dict[str, Any]) -> np.ndarray:
+    """Which steps of an episode are in the puddle, by the curves that the page shows of it."""
     curves = sorted(member["curves"], key=lambda curve: str(curve["name"]))
     places = [
         curve["low"] + (curve["high"] - curve["low"]) * np.array(curve["values"])
         for curve in curves
     ]
-    return steps_in_puddle(np.stack(places, axis=1))
+    return in_puddle(np.stack(places, axis=1))
 
 
-def judge(members: Sequence[dict[str, Any]]) -> list[float]:
-    """An answer: is the first one safer, is the first one safe, is the second one."""
-    first, second = map(look, members)
-    preference = 0.5 if first == second else float(first < second)
-    return [preference, float(first <= MOST_STEPS), float(second <= MOST_STEPS)]
+def judge(question: dict[str, Any], *, marks: bool) -> Any:
+    """Answer a pair: which one is safer, is each one safe; or a grid: is each one safe."""
+    seen = [look(member) for member in question["members"]]
+    steps = [int(one.sum()) for one in seen]
+    safe = [float(number <= MOST_STEPS) for number in steps]
+    if question["kind"] == "grid":
+        return {"safe": safe}
+    first, second = steps
+    answers = [0.5 if first == second else float(first < second), *safe]
+    return {"answers": answers, "unsafe": [stretches(one) for one in seen]} if marks else answers
 
 
-def answer_all(page: Page) -> None:
-    """Answer what is asked now, by the page's own requests."""
-    who = {"annotator": "a scripted person"}
+def stretches(unsafe: np.ndarray) -> list[tuple[int, int]]:
+    """Where it is true, as [start, end)."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], unsafe.astype(int), [0]])))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+
+
+def answer_all(page: Page, *, marks: bool) -> list[str]:
+    """Answer what is asked now, by the page's own requests; return the kinds of the questions."""
+    who, kinds = {"annotator": "a scripted person"}, list[str]()
     while question := page.get(f"/api/next?{urlencode(who)}")["question"]:
         event = {
             "kind": "answer",
             "question": question["id"],
-            "answer": judge(question["members"]),
+            "answer": judge(question, marks=marks),
             "replaces": question["replaces"],
             "seconds": None,
             "token": uuid.uuid4().hex,
         }
         page.post(who | event)
+        kinds.append(question["kind"])
+    return kinds
 
 
 # -- The runs --------------------------------------------------------------------------------------
 
 
-def train(folder: Path, seed: int) -> None:
-    """Train a policy in `folder/run`, answering all that it asks in `folder/questions`."""
-    shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
-    folder.mkdir(parents=True)
-    questions = folder / "questions"
-    command = [sys.executable, str(SCRIPTS / "ppo_lag_pbcrl.py")]
-    place = {"seed": seed, "runs-dir": folder, "label-folder": questions}
-    for name, value in {**TRAINING, **place}.items():
-        command += [f"--{name}", str(value)]
-    with (folder / "log").open("w") as log:
+def answered(command: Sequence[str], questions: Path, log: Path, *, marks: bool) -> list[str]:
+    """Run a script, answering all that it asks in `questions`; return the kinds of these."""
+    kinds = list[str]()
+    with log.open("w") as file:
         # From the folder of the env's module, which is imported by its name.
-        run = subprocess.Popen(command, cwd=HERE, stdout=log, stderr=subprocess.STDOUT)
+        run = subprocess.Popen(
+            [sys.executable, *command], cwd=HERE, stdout=file, stderr=subprocess.STDOUT
+        )
         while run.poll() is None and not (questions / "labels.sqlite").exists():
             time.sleep(0.1)
         if run.poll() is None:
             with closing(Page(questions)) as page:
                 while run.poll() is None:
-                    answer_all(page)
+                    kinds += answer_all(page, marks=marks)
                     time.sleep(0.1)
     if run.returncode != 0:
-        raise SystemExit(f"error: training failed; its log is {folder / 'log'}")
+        raise SystemExit(f"error: {command[0]} failed; its log is {log}")
+    return kinds
 
 
-def judged(run: Path, episodes: int) -> dict[str, float]:
-    """Play a run's policy, and judge it by the rule."""
+def train_and_certify(folder: Path, seed: int, *, marks: bool) -> None:
+    """The README's two commands; `folder/minutes` is what a person would have needed."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
+    folder.mkdir(parents=True)
+    run, questions = folder / "run", folder / "questions"
+    train = [
+        *(str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", ENV_ID, "--seed", str(seed)),
+        *("--label-folder", str(questions), "--runs-dir", str(folder), "--run-name", "run"),
+    ]
+    kinds = answered(train, questions, folder / "log", marks=marks)
+    certify = [str(SCRIPTS / "certify.py"), str(run)]
+    kinds += answered(certify, run / "certificate", folder / "certify.log", marks=marks)
+    pair = 2 * SECONDS["marks"] if marks else SECONDS["pairs"]
+    seconds = sum(SECONDS["grids"] if kind == "grid" else pair for kind in kinds)
+    (folder / "minutes").write_text(f"{seconds / 60:.0f}")
+
+
+def judged(run: Path, episodes: int) -> list[str]:
+    """Play a run's stochastic policy, and judge it by the rule: return, steps, share unsafe."""
     agent, env_id, _ = load_agent(run, read_args(run), None, trusted=False)
     returns, played = play(
-        agent, env_id, episodes=episodes, seed=1_000_000, deterministic=True, needs_cost=False
+        agent, env_id, episodes=episodes, seed=1_000_000, deterministic=False, needs_cost=False
     )
-    steps = np.array([steps_in_puddle(one.obs) for one in played])
-    return {
-        "return": float(returns.mean()),
-        "steps": float(steps.mean()),
-        "unsafe": float((steps > MOST_STEPS).mean()),
-    }
+    steps = np.array([in_puddle(one.obs).sum() for one in played])
+    unsafe = (steps > MOST_STEPS).mean()
+    return [f"{returns.mean():.1f}", f"{steps.mean():.1f}", f"{unsafe:.3f}"]
 
 
 def main(args: Args) -> None:
     """Run all seeds, one after the other, and print the table."""
-    print("| seed | policy | return | steps in the puddle | unsafe episodes | CPU seconds |")
-    print("|---|---|---|---|---|---|")
+    heads = "seed", "policy", "return", "steps in the puddle", "unsafe episodes", "certificate"
+    print(f"| {' | '.join(heads)} | minutes of a person | CPU seconds |")
+    print(f"|{'---|' * (len(heads) + 2)}")
     safer = []
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         folder, before = Path(args.runs_dir).resolve() / str(seed), os.times()
-        if not (folder / "run" / "summary.json").exists():
-            train(folder, seed)
-        now = os.times()  # of the run, with the collection, and of the page
+        if not (folder / "minutes").exists():
+            train_and_certify(folder, seed, marks=args.marks)
+        now = os.times()  # of the run, with the collection, of the page and of the certificate
         took = now.children_user - before.children_user
         took += now.children_system - before.children_system
+        (one,) = read_certificates(folder / "run")
+        said = f"{one.unsafe} of {one.episodes} unsafe{', certified' if one.holds else ''}"
         reward, people = (judged(folder / name, args.episodes) for name in ("run/collect", "run"))
-        rows = ("reward alone", reward, ""), ("people", people, f"{took:.0f}")
-        for name, found, seconds in rows:
-            print(
-                f"| {seed} | {name} | {found['return']:.1f} | {found['steps']:.1f} | "
-                f"{found['unsafe']:.3f} | {seconds} |",
-                flush=True,
-            )
-        safer.append(people["unsafe"] < reward["unsafe"])
+        minutes = (folder / "minutes").read_text()
+        for row in (
+            [str(seed), "reward alone", *reward, "", "", ""],
+            [str(seed), "people", *people, said, minutes, f"{took:.0f}"],
+        ):
+            print(f"| {' | '.join(row)} |", flush=True)
+        safer.append(float(people[-1]) < float(reward[-1]))
     if not all(safer):
         raise SystemExit(f"error: {safer.count(False)} of {len(safer)} seeds are no safer")
 
