@@ -6,7 +6,6 @@ dataset stay on disk.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 
@@ -178,30 +177,20 @@ class PreferenceBuffer:
         shares[count > 0] = total[count > 0] / count[count > 0]
         return shares
 
-    def unsafe_rate(self, positions: NDArray[np.integer]) -> float:
-        """Share labelled unsafe of the trajectories in some labelled pairs, int (B,).
-
-        Each trajectory counts once, by the mean of its labels in these pairs if they differ; those
-        without a safety label are left out.
+    def unsafe_shares(
+        self, positions: NDArray[np.integer]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Which trajectories in some labelled pairs, int (B,), are labelled unsafe.
 
         Returns:
-            The share, in [0, 1]; NaN if none of them has a safety label.
+            Indices of those that have a safety label, int64 (N,), in order, each once. The share of
+            its labels in these pairs that say unsafe, in [0, 1], (N,).
         """
         members, safe = self._pairs[positions].ravel(), self._labels[positions, 1:].ravel()
         is_labelled = ~np.isnan(safe)
-        _, place = np.unique(members[is_labelled], return_inverse=True)
-        if not len(place):
-            return math.nan
-        unsafe = np.bincount(place, weights=1 - safe[is_labelled]) / np.bincount(place)
-        return float(unsafe.mean())
-
-    def with_safety(self, positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Indices of the trajectories in some labelled pairs, int (B,), that have a safety label.
-
-        Each occurs once, in order.
-        """
-        given = ~np.isnan(self._labels[positions, 1:])
-        return np.unique(self._pairs[positions][given])
+        found, place = np.unique(members[is_labelled], return_inverse=True)
+        unsafe = np.bincount(place, weights=1 - safe[is_labelled], minlength=len(found))
+        return found, unsafe / np.maximum(np.bincount(place, minlength=len(found)), 1)
 
     def balanced_weights(self, num_pairs: int) -> NDArray[np.float64]:
         """Probabilities with which to draw the first pairs so that labels are balanced.

@@ -125,6 +125,8 @@ class UnsafeRate:
     The second mean is over the last `MEMORY` labels or so, older ones counting less. Whatever the
     model, P has no bias but by how its error has changed since, and the less it errs, the less
     noise. While no model has judged labelled episodes, P is their share, in labelling rounds alone.
+    An unsafe label that surprised the model counts once a second look confirmed it
+    (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
     In the first half of training more is allowed, at first a half, less and less by a factor. A
     policy that hardly knows the task yet errs more often than p*, and under a price that forbids
@@ -165,11 +167,10 @@ class UnsafeRate:
         require_in("[0, 1]", done=done)
         allowed = max(0.5, self.max_rate) ** (1 - min(1.0, 2 * done))
         allowed *= self.max_rate ** min(1.0, 2 * done)
-        if answers.unsafe_rate is not None and answers.predicted_rate is not None:
-            count = answers.num_labelled
+        if answers.model_error is not None:
+            count = answers.num_judged
             kept = math.exp(-count / self.MEMORY)
-            error = answers.unsafe_rate - answers.predicted_rate
-            self.error_sum = kept * self.error_sum + count * error
+            self.error_sum = kept * self.error_sum + count * answers.model_error
             self.error_weight = kept * self.error_weight + count
         if not self.error_weight or not len(learned_costs):
             return answers.unsafe_rate, allowed

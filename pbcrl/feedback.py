@@ -8,7 +8,6 @@ learns and by which a constraint moves λ. `label_all` labels what was collected
 
 from __future__ import annotations
 
-import math
 import operator
 import os
 import warnings
@@ -46,14 +45,15 @@ class Answers:
     pairs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Positions in the buffer of the newly labelled pairs, which are its last. int64 (B,)."""
     unsafe_rate: float | None = None
-    """Share labelled unsafe of the trajectories in them, each counted once, in [0, 1]; None if none
-    has a safety label (`PreferenceBuffer.unsafe_rate`)."""
-    predicted_rate: float | None = None
-    """Share of the same trajectories, each counted once, that the model judged unsafe before it
-    learned from these labels, in [0, 1]; None without a model, without a safety label, and if these
-    are the first labels."""
-    num_labelled: int = 0
-    """Over how many trajectories both are shares."""
+    """Share labelled unsafe of the trajectories in them that were shown for the first time, each
+    counted once, in [0, 1]; None if none of these has a safety label."""
+    model_error: float | None = None
+    """Share labelled unsafe of the judged trajectories minus the share that the model judged unsafe
+    before it learned from these labels, in [-1, 1]; None if none was judged."""
+    num_judged: int = 0
+    """How many trajectories that is about: those with a safety label, once another label has taught
+    the model. One labelled unsafe that the model judged safe is not among them before a second look
+    confirmed or withdrew that."""
     num_late: int = 0
     """How many of the pairs show episodes of an older policy: those asked about before the newest
     round that asked about pairs."""
@@ -66,6 +66,10 @@ class Answers:
 @final
 class FeedbackLoop:
     """Asks an oracle about fresh episodes and puts the answers into a buffer.
+
+    A second look: who labels errs now and then, and where few episodes are unsafe most labels that
+    say so may be errors. So an episode that is labelled unsafe though the model judged it safe is
+    shown once more, in one of the next pairs that are due, beside a fresh one.
 
     With a folder, every label is in `labels.jsonl` there before it is used, and the episodes that
     were compared online lie in `online/0001`, ..., a dataset per round that asked about pairs, so
@@ -120,6 +124,8 @@ class FeedbackLoop:
         self._open: dict[int, NDArray[np.int64]] = {}  # the pair of each, by the oracle's number
         self._open_batch: int | None = None  # the oracle's number
         self._answers: dict[int, AnyLabel] = {}  # collected, but not logged yet
+        self._surprises: list[int] = []  # positions in the buffer of what is to be seen once more
+        self._seen_twice: set[int] = set()  # and of what has been shown once more
         self._warned_of_budget = False
 
     @property
@@ -277,6 +283,8 @@ class FeedbackLoop:
             "open_numbers": list(self._open),
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
             "open_batch": self._open_batch,
+            "surprises": list(self._surprises),
+            "seen_twice": sorted(self._seen_twice),
             "oracle": self.oracle.state_dict(),
         }
 
@@ -323,6 +331,7 @@ class FeedbackLoop:
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
         self._open_batch = state["open_batch"]
+        self._surprises, self._seen_twice = state["surprises"], set(state["seen_twice"])
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
@@ -353,15 +362,28 @@ class FeedbackLoop:
         count = min(missing, num_new_pairs(fresh, self.buffer))
         if count <= 0:
             return
-        pairs = self._select(fresh, count, asked=self.buffer, model=model, rng=self._rng)
-        used, inverse = np.unique(pairs, return_inverse=True)
+        again = self._surprises[: min(count, len(fresh))]
+        beside: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        if again:
+            beside = self._rng.choice(len(fresh), len(again), replace=False)
+        pairs = np.empty((0, 2), dtype=np.int64)
+        if left := count - len(again):
+            pairs = self._select(fresh, left, asked=self.buffer, model=model, rng=self._rng)
+        used, inverse = np.unique([*beside, *pairs.flat], return_inverse=True)
         before, start = self._queries_asked, len(self.buffer.trajectories)
-        kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])
+        kept = self.buffer.add_trajectories([fresh[int(i)] for i in used])[inverse]
+        pairs = kept[len(again) :].reshape(-1, 2)
+        if again:
+            second_looks = np.column_stack([again, kept[: len(again)]])
+            pairs = np.concatenate([self._rng.permuted(second_looks, axis=1), pairs])
         try:
-            self._submit(kept[inverse.reshape(-1, 2)], due=due)
+            self._submit(pairs, due=due)
             self._fresh, self._num_unjudged = [], 0
         finally:  # the oracle's disk may be full: what was asked by then counts
-            self._end_round(start, has_asked=self._queries_asked > before)
+            asked = self._queries_asked - before
+            self._seen_twice |= set(again[:asked])
+            del self._surprises[: len(again[:asked])]
+            self._end_round(start, has_asked=asked > 0)
 
     def _submit(self, pairs: Pairs, *, due: int) -> None:
         """Submit queries one by one, so that the number of each is known if a later one fails."""
@@ -407,28 +429,48 @@ class FeedbackLoop:
             self._open_batch = None
         self._answers = {}
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
-        rate, predicted = self.buffer.unsafe_rate(new), None
-        shown = self.buffer.with_safety(new)
+        shown, unsafe = self.buffer.unsafe_shares(new)
+        is_first = np.array([i not in self._seen_twice for i in shown.tolist()], dtype=bool)
         # A model that no label has taught yet says nothing of one that these have.
-        if model is not None and len(shown) and len(self.buffer) > len(labels):
-            excess = model.member_scores([self.buffer.trajectories[i] for i in shown.tolist()])
-            predicted = float((excess.mean(axis=0) > 0).mean())
+        if len(self.buffer) == len(labels):
+            model = None
+        errors = self._errors(shown, unsafe, is_first, model=model)
         return Answers(
             pairs=new,
-            unsafe_rate=None if math.isnan(rate) else rate,
-            predicted_rate=predicted,
-            num_labelled=len(shown),
+            unsafe_rate=float(unsafe[is_first].mean()) if is_first.any() else None,
+            model_error=float(errors.mean()) if len(errors) else None,
+            num_judged=len(errors),
             num_late=self._num_late(new),
             batch=batch,
             batch_shown=batch_shown,
         )
 
+    def _errors(
+        self,
+        shown: NDArray[np.int64],
+        unsafe: NDArray[np.float64],
+        is_first: NDArray[np.bool_],
+        *,
+        model: LearnedCost | None,
+    ) -> NDArray[np.float64]:
+        """What was labelled minus what the model said, 1 unsafe; keep what is to be seen again."""
+        if model is None or not len(shown):
+            return np.empty(0)
+        excess = model.member_scores([self.buffer.trajectories[i] for i in shown.tolist()])
+        called = np.where(is_first, excess.mean(axis=0) > 0, False)  # at the first look it was safe
+        surprising = is_first & (unsafe > called)
+        self._surprises += [i for i in shown[surprising].tolist() if i not in self._surprises]
+        return (unsafe - called)[~surprising]
+
     def _num_late(self, positions: NDArray[np.int64]) -> int:
-        """How many labelled pairs were asked about before the newest questions about pairs."""
+        """How many labelled pairs were asked about before the newest questions about pairs.
+
+        In one with a second look that is told by the other episode.
+        """
         if not self._rounds:
             return 0
         newest = len(self.buffer.trajectories) - self._rounds[-1]
-        return int((self.buffer.labelled_pairs[positions] < newest).any(axis=1).sum())
+        return int((self.buffer.labelled_pairs[positions] < newest).all(axis=1).sum())
 
     def _end_round(self, start: int, *, has_asked: bool) -> None:
         """Move the trajectories from `start` on, which have just been compared, to the disk."""

@@ -301,23 +301,26 @@ def test_the_safe_share_of_a_trajectory_is_the_mean_of_its_labels():
     np.testing.assert_allclose(buffer.safe_shares, [2 / 3, 0, NAN, NAN])
 
 
-def test_the_unsafe_rate_counts_each_trajectory_once_however_many_pairs_it_is_in():
-    """Trajectory 0 is unsafe and in all three pairs, the other three are safe: 1/4, not 3/6."""
+def unsafe_shares(buffer, *positions):
+    found, shares = buffer.unsafe_shares(np.array(positions, dtype=np.int64))
+    return dict(zip(found.tolist(), shares.tolist(), strict=True))
+
+
+def test_unsafe_shares_have_each_trajectory_once_however_many_pairs_it_is_in():
     buffer = safety_buffer(4, [[0, 1], [2, 0], [0, 3]], (0, 1), (1, 0), (0, 1))
-    assert buffer.unsafe_rate(np.arange(3)) == 0.25
-    assert buffer.unsafe_rate(np.array([1])) == 0.5
+    assert unsafe_shares(buffer, 0, 1, 2) == {0: 1, 1: 0, 2: 0, 3: 0}
+    assert unsafe_shares(buffer, 1) == {0: 1, 2: 0}
 
 
-def test_the_unsafe_rate_takes_the_mean_of_labels_that_differ_and_leaves_out_those_not_given():
-    """Trajectory 0 is called unsafe once in two, 1 is safe, of 2 nothing is known: 1/4."""
+def test_unsafe_shares_are_of_labels_that_differ_and_leave_out_those_not_given():
+    """Trajectory 0 is called unsafe once in two, 1 is safe, of 2 nothing is known."""
     buffer = safety_buffer(3, [[0, 1], [0, 2]], (0, 1), (1, math.nan))
-    assert buffer.unsafe_rate(np.arange(2)) == 0.25
+    assert unsafe_shares(buffer, 0, 1) == {0: 0.5, 1: 0}
 
 
-def test_without_safety_labels_there_is_no_unsafe_rate():
+def test_without_safety_labels_there_are_no_unsafe_shares():
     buffer = safety_buffer(2, [[0, 1]], (math.nan, math.nan))
-    assert math.isnan(buffer.unsafe_rate(np.array([0])))
-    assert math.isnan(buffer.unsafe_rate(np.array([], dtype=np.int64)))
+    assert unsafe_shares(buffer, 0) == unsafe_shares(buffer) == {}
 
 
 SS, SU, UU, S, U, NONE = (1, 1), (1, 0), (0, 0), (math.nan, 1), (0, math.nan), (math.nan, math.nan)

@@ -43,8 +43,8 @@ def labelled(unsafe_rate, predicted_rate, number):
     return Answers(
         np.arange(4),
         unsafe_rate=unsafe_rate,
-        predicted_rate=predicted_rate,
-        num_labelled=number,
+        model_error=unsafe_rate - predicted_rate,
+        num_judged=number,
     )
 
 

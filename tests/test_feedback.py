@@ -21,7 +21,7 @@ from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import DelayedOracle, SyntheticOracle, Teacher, num_queries
 from pbcrl.selection import entropy, novelty
-from pbcrl.trajectory import BatchLabel, Label, Trajectory
+from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
 
 from .damage import full_disk
 from .people import answer, answering, questions
@@ -133,6 +133,115 @@ def test_a_trajectory_in_two_pairs_counts_once_in_the_unsafe_rate():
     loop = FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng())
     loop.add(episodes(1, 2, 9))
     assert loop.round(3).unsafe_rate == pytest.approx(1 / 3)
+
+
+# -- Second looks ----------------------------------------------------------------------------
+
+
+class Judge:
+    """A model that calls unsafe what costs more than a limit, by its observations."""
+
+    def __init__(self, limit):
+        self.limit = limit
+
+    def member_scores(self, trajectories):
+        return np.array([[float(t.obs[0, 0]) - self.limit for t in trajectories]])
+
+
+class Erring(SyntheticOracle):
+    """Calls each of these episodes, by their costs, unsafe the first time that it is shown."""
+
+    def __init__(self, limit, *mistaken):
+        super().__init__(limit)
+        self.mistaken = set(mistaken)
+
+    def submit(self, queries):
+        changed = []
+        for query in queries:
+            pair = [query.first, query.second]
+            for k, one in enumerate(pair):
+                if one.true_cost in self.mistaken:
+                    self.mistaken.remove(one.true_cost)
+                    pair[k] = replace(one, costs=one.costs + 100)
+            changed.append(Query(*pair))
+        return super().submit(changed)
+
+
+def taught(oracle):
+    """A loop with the labels of an earlier round."""
+    loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
+    loop.add(episodes(7, 8))
+    first = loop.round(1, model=Judge(5))
+    assert (first.model_error, first.num_judged) == (None, 0)  # nothing had been learned
+    return loop
+
+
+def test_what_the_model_errs_by_is_labels_minus_its_judgement():
+    """It calls 1, 2 and 3 safe and 4 unsafe, which is safe: -1 of 4."""
+    loop = taught(SyntheticOracle(5))
+    loop.add(episodes(1, 2, 3, 4))
+    answers = loop.round(7, model=Judge(3.5))
+    assert (answers.model_error, answers.num_judged) == (-0.25, 4)
+    assert answers.unsafe_rate == 0
+
+
+def test_an_unsafe_label_that_surprises_counts_once_a_second_look_confirms_it():
+    """4 is unsafe, and the model does not know it; then it is shown beside 2, and confirmed."""
+    loop = taught(SyntheticOracle(3))
+    loop.add(episodes(1, 4))
+    answers = loop.round(2, model=Judge(5))
+    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.5, 0.0, 1)
+    loop.add(episodes(2, 2.5))
+    answers = loop.round(3, model=Judge(5))
+    ((first, second),) = costs_of(loop.buffer, answers.pairs)
+    assert {first, second} in ({4, 2}, {4, 2.5})
+    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.0, 0.5, 2)
+    assert answers.num_late == 0  # it is beside a fresh one
+    loop.add(episodes(1, 2))
+    assert 4 not in costs_of(loop.buffer, loop.round(4, model=Judge(5)).pairs)[0]
+
+
+def test_a_mistake_that_a_second_look_withdraws_moves_nothing():
+    loop = taught(Erring(5, 1))
+    loop.add(episodes(1, 2))
+    answers = loop.round(2, model=Judge(5))
+    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.5, 0.0, 1)
+    loop.add(episodes(3, 4))
+    answers = loop.round(3, model=Judge(5))
+    assert 1 in costs_of(loop.buffer, answers.pairs)[0]
+    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.0, 0.0, 2)
+
+
+def test_a_second_look_is_within_the_budget_and_waits_for_a_fresh_episode():
+    loop = taught(SyntheticOracle(3))
+    loop.add(episodes(4, 5))
+    loop.round(2, model=Judge(9))
+    assert loop.round(4, model=Judge(9)).pairs.tolist() == []
+    loop.add(episodes(1, 2))
+    answers = loop.round(3, model=Judge(9))
+    assert len(answers.pairs) == 1  # of two that wait
+    assert (answers.model_error, answers.num_judged) == (0.5, 2)
+
+
+def test_surprises_outlive_the_process(tmp_path):
+    def loops():
+        return FeedbackLoop(SyntheticOracle(3), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+
+    old = loops()
+    for due, costs in enumerate([(7, 8), (1, 4)], start=1):
+        old.add(episodes(*costs))
+        old.round(due, model=Judge(5))
+    state = copy.deepcopy(old.state_dict())
+    old.close()
+    new = loops()
+    new.load_state_dict(state)
+    new.add(episodes(2, 2.5))
+    answers = new.round(3, model=Judge(5))
+    assert 4 in costs_of(new.buffer, answers.pairs)[0]
+    assert (answers.model_error, answers.num_judged) == (0.5, 2)
+
+
+# -- Answers ---------------------------------------------------------------------------------
 
 
 def test_labels_without_a_word_on_safety_give_no_unsafe_rate():
