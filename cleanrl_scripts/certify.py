@@ -181,6 +181,11 @@ def certify(args: Args) -> Certificate:
     )
     add_certificate(folder, made, card=CARD)
     print(f"{made} ({made.policy} policy)")
+    if not made.holds and not args.safe_policy and (folder / SAFE_POLICY_FILE).exists():
+        print(
+            "the run has another policy, the best that labels called safe in training: "
+            f"--safe-policy --seed {args.seed + args.episodes} judges it"
+        )
     return made
 
 

@@ -94,7 +94,7 @@ class Args(utils.RunArgs):
     online_queries: utils.NonNegativeInt = 20_000
     """pairs labelled in policy training, more of them early: half in its first quarter"""
     finetune_interval: utils.Count = 5
-    """K: iterations between two labelling rounds"""
+    """K: iterations between two labelling rounds; each of the first K has one"""
     dead_zone: utils.NonNegative | None = None
     """δ in pretraining, and where its adaptation starts, in units of the learned episode cost;
     default: the paper's 1 for a net, 0 for trees, which underestimate no cost"""
@@ -111,9 +111,9 @@ class Args(utils.RunArgs):
     limit is needed then. Runs share its answers, and ask nothing there a second time"""
     label_annotators: utils.Count = 1
     """people who are to answer each question in that folder"""
-    label_wait: utils.Seconds = 0.0
-    """seconds that a labelling round, the last one too, waits for people's answers; what comes
-    later is learned from in a later round; inf waits for all of them"""
+    label_wait: utils.Seconds = math.inf
+    """seconds that a labelling round, the last one too, waits for people's answers at most; what
+    comes later is learned from in a later round"""
 
     @property
     def batch_size(self) -> int:
@@ -124,8 +124,9 @@ class Args(utils.RunArgs):
         return -(-self.total_timesteps // self.batch_size)
 
     def is_round(self, iteration: int) -> bool:
-        """Whether labels are bought in this iteration."""
-        return iteration % self.finetune_interval == 0 or iteration == self.num_iterations
+        """Whether labels are bought in this iteration: early, before the policy has one way."""
+        often = iteration <= self.finetune_interval or iteration == self.num_iterations
+        return often or iteration % self.finetune_interval == 0
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""
@@ -497,7 +498,7 @@ def train(args: Args) -> Path:
             run.rolled_out(rollout, iteration)
 
             # -- 2. Label and fine-tune ------------------------------------------------------------
-            # A slow oracle delays labels, not training: what has come by now is learned from.
+            # An oracle may be slow: what has come by the end of --label-wait is learned from.
             answers, tuned = pbcrl.Answers(), dict[str, float]()
             if args.online_queries:
                 feedback.add(finished)

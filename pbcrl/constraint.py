@@ -128,9 +128,17 @@ class UnsafeRate:
     An unsafe label that surprised the model counts once a second look confirmed it
     (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
-    In the first half of training more is allowed, at first a half, less and less by a factor. A
-    policy that hardly knows the task yet errs more often than p*, and under a price that forbids
-    that it learns to do nothing.
+    Where episodes are alike, P is 0 or 1, and a price that follows it swings a policy between
+    haste and standing still. So how far P is from p* is bounded by how far learned costs are from
+    their limit b, which changes steadily. With Q the learned cost that p* of the episodes exceed,
+
+    .. math:: e = P / p^* - 1, \quad g = Q / b - 1
+
+    the measure is p* (1 + e'), where e' is the smaller one of e and g if both have the same sign,
+    but at least a fifth of e, and e if they have not, since then the model errs.
+
+    In the first tenth of training nothing is measured, and λ stays what it is: a cost that was
+    learned from the first few labels gives a high price no direction.
 
     Args:
         max_rate: p*, in (0, 1).
@@ -146,7 +154,8 @@ class UnsafeRate:
     """Σ of the weights, at most some `MEMORY`."""
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = True
-    MEMORY: ClassVar[float] = 50.0
+    MEMORY: ClassVar[float] = 20.0
+    CALM: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -163,20 +172,27 @@ class UnsafeRate:
         *,
         done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """P, with late labels, and p*, or more in the first half of training."""
+        """What stands for P, with late labels, None in the first tenth of training; and p*."""
         require_in("[0, 1]", done=done)
-        allowed = max(0.5, self.max_rate) ** (1 - min(1.0, 2 * done))
-        allowed *= self.max_rate ** min(1.0, 2 * done)
         if answers.model_error is not None:
             count = answers.num_judged
             kept = math.exp(-count / self.MEMORY)
             self.error_sum = kept * self.error_sum + count * answers.model_error
             self.error_weight = kept * self.error_weight + count
+        if done < self.CALM:
+            return None, self.max_rate
         if not self.error_weight or not len(learned_costs):
-            return answers.unsafe_rate, allowed
+            return answers.unsafe_rate, self.max_rate
         predicted = float((learned_costs > learned_limit).mean())
-        rate = predicted + self.error_sum / self.error_weight
-        return min(max(rate, 0.0), 1.0), allowed
+        rate = min(max(predicted + self.error_sum / self.error_weight, 0.0), 1.0)
+        excess = rate / self.max_rate - 1
+        if learned_limit > 0:
+            share = 1 - self.max_rate
+            graded = float(np.quantile(learned_costs, share, method="higher")) / learned_limit - 1
+            if excess * graded > 0:
+                size = min(max(abs(graded), 0.2 * min(abs(excess), 1.0)), abs(excess))
+                excess = math.copysign(size, excess)
+        return self.max_rate * (1 + excess), self.max_rate
 
     def judge(self, answers: Answers) -> tuple[float | None, float]:
         """The share labelled unsafe, and p*."""

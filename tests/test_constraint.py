@@ -49,15 +49,43 @@ def labelled(unsafe_rate, predicted_rate, number):
 
 
 def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labelled_ones():
-    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one."""
+    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one.
+
+    Costs as far above the limit as those of these episodes bound nothing.
+    """
     constraint = UnsafeRate(0.2)
-    costs = np.array([1.0, 4.0, 5.0, 9.0])
+    costs = np.array([1.0, 400.0, 500.0, 900.0])
     assert constraint.measure(labelled(0.5, 0.25, 8), costs, 3.0) == (pytest.approx(1.0), 0.2)
     assert constraint.measure(Answers(), costs[:2], 3.0) == (pytest.approx(0.75), 0.2)
-    error = 0.25 * 8 * math.exp(-0.2) / (8 * math.exp(-0.2) + 10)
+    error = 0.25 * 8 * math.exp(-0.5) / (8 * math.exp(-0.5) + 10)
     rate, _ = constraint.measure(labelled(0.5, 0.5, 10), costs[:2], 3.0)
     assert rate == pytest.approx(0.5 + error)
     assert constraint.measure(Answers(), NONE, 3.0) == (None, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("costs", "error", "measured"),
+    [
+        ([12.0, 12.0], 0.0, 1.2),  # all are unsafe, by a fifth above the limit: 0.2 * (1 + 5 * .2)
+        ([7.0, 7.0], 0.0, 0.7),  # all are safe, by three tenths
+        ([10.1, 10.1], 0.0, 1.2),  # by a hundredth: a fifth of an excess of 1 or more counts
+        ([9.9, 9.9], 0.0, 0.8),
+        ([99.0, 99.0], 0.0, 5.0),  # no more than P says
+        ([7.0, 7.0], 0.6, 3.0),  # labels say 0.6, the model 0: it errs, and labels count
+        ([12.0, 12.0], -0.9, 0.5),
+        ([7.0, 12.0], 0.0, 1.2),  # the cost that a fifth of the episodes exceed
+    ],
+)
+def test_an_excess_counts_no_more_than_that_of_learned_costs(costs, error, measured):
+    """Of p* = 0.2 and of a learned limit of 10; measured is in units of p*."""
+    answers = Answers(model_error=error, num_judged=10)
+    found, allowed = UnsafeRate(0.2).measure(answers, np.array(costs), 10.0)
+    assert (found / allowed, allowed) == (pytest.approx(measured), 0.2)
+
+
+def test_a_network_whose_limit_is_0_has_no_relative_excess():
+    answers = Answers(model_error=0.0, num_judged=10)
+    assert UnsafeRate(0.2).measure(answers, np.array([0.1, 0.1]), 0.0) == (1.0, 0.2)
 
 
 def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_than_labels():
@@ -68,7 +96,7 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
         unsafe = rng.random(200) < 0.3
         said = unsafe ^ (rng.random(200) < 0.1)
         shares = unsafe[:20].mean(), said[:20].mean()
-        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.5)
+        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.0)
         corrected.append(rate)
         by_labels.append(shares[0])
     assert abs(np.mean(corrected) - 0.3) < 0.005
@@ -76,13 +104,12 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
     assert np.std(corrected) < 0.6 * np.std(by_labels)
 
 
-def test_more_may_be_unsafe_in_the_first_half_of_training():
-    """From a half to p* by a factor; a p* above a half stays."""
-    allowed = [UnsafeRate(0.02).measure(Answers(), NONE, 0.0, done=x)[1] for x in (0, 0.25, 0.5, 1)]
-    assert allowed == pytest.approx([0.5, 0.1, 0.02, 0.02])
-    assert UnsafeRate(0.8).measure(Answers(), NONE, 0.0, done=0.0)[1] == 0.8
+def test_the_price_waits_for_the_first_tenth_of_training_but_labels_are_taken_note_of():
+    constraint, costs = UnsafeRate(0.2), np.array([900.0])
+    assert constraint.measure(labelled(0.5, 1.0, 8), costs, 3.0, done=0.09) == (None, 0.2)
+    assert constraint.measure(Answers(), costs, 3.0, done=0.1) == (pytest.approx(0.5), 0.2)
     with pytest.raises(ValueError, match=r"done must lie in \[0, 1\], got 2"):
-        UnsafeRate(0.8).measure(Answers(), NONE, 0.0, done=2)
+        constraint.measure(Answers(), NONE, 0.0, done=2)
 
 
 def test_what_is_known_of_the_model_outlives_the_process():

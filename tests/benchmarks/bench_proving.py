@@ -34,6 +34,10 @@ METHODS: dict[str, list[str]] = {
     "ppo_lag": ["ppo_lag.py"],
     "pbcrl": ["ppo_lag_pbcrl.py"],
     "pbcrl_500": ["ppo_lag_pbcrl.py", "--online-queries", "500"],
+    "pbcrl_person": [
+        *("ppo_lag_pbcrl.py", "--online-queries", "257"),
+        *("--preference-noise", "0.05", "--safety-noise", "0.05"),
+    ],
     "learned": ["ppo_lag_pbcrl.py", "--constraint", "learned"],
     "learned_500": ["ppo_lag_pbcrl.py", "--constraint", "learned", "--online-queries", "500"],
     "learned_offline": [
@@ -51,6 +55,7 @@ METHODS: dict[str, list[str]] = {
 MEASURES = (
     *("return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
     *("return_last_fifth", "true_cost_last_fifth", "return", "true_cost", "multiplier"),
+    "violation_rate_stochastic",
 )
 COLUMNS = (
     *("commit", "task", "sealed", "method", "seed", "limit", "safe_return", "safe_cost"),
@@ -66,6 +71,7 @@ class Args:
     """of the proving ground, by name"""
     methods: tuple[str, ...] = ("ppo", "ppo_lag")
     """ppo (no limit), ppo_lag (told the true cost), pbcrl (20,000 queries), pbcrl_500 (with 500),
+    pbcrl_person (257, as many as take 30 minutes, of which each answer is wrong one time in 20),
     learned and learned_500 (λ follows the learned limit), learned_offline (18,000 about episodes of
     the reward alone, 2,000 about fresh ones), and constant_0.03 to constant_10, PPO-Lag with a λ
     that stays"""

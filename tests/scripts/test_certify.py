@@ -124,6 +124,21 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
     assert f"| 1500020 to 1500039 | {unsafe} of 20 |" in card
 
 
+def test_a_policy_that_fails_is_not_the_only_one(certify, clean, capsys):
+    path = clean / "policy_safe.safetensors"
+    kept = path.read_bytes() if path.exists() else None
+    path.write_bytes((clean / "policy.safetensors").read_bytes())
+    certify.certify(certify.Args(run=str(clean), episodes=4, cost_limit=0))
+    assert "--safe-policy --seed 1500004 judges it" in capsys.readouterr().out
+    other = certify.Args(run=str(clean), episodes=4, cost_limit=0, seed=1_500_004, safe_policy=True)
+    assert certify.certify(other).policy == "deterministic safe"
+    assert "judges it" not in capsys.readouterr().out
+    if kept is None:
+        path.unlink()
+    else:
+        path.write_bytes(kept)
+
+
 def test_people_judge_and_can_go_on_later(certify, clean, tmp_path, capsys):
     folder = tmp_path / "questions"
     args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
