@@ -52,6 +52,8 @@ class Args:
     """how many"""
     first_seed: int = 0
     """the lowest of them"""
+    errors: float = 0.0
+    """share of the answers about pairs that are wrong"""
     marks: bool = False
     """whether the person marks the steps in the puddle, too"""
     episodes: int = 400
@@ -78,7 +80,7 @@ def look(member: dict[str, Any]) -> np.ndarray:
     return in_puddle(np.stack(places, axis=1))
 
 
-def judge(question: dict[str, Any], *, marks: bool) -> Any:
+def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any:
     """Answer a pair: which one is safer, is each one safe; or a grid: is each one safe."""
     seen = [look(member) for member in question["members"]]
     steps = [int(one.sum()) for one in seen]
@@ -87,7 +89,11 @@ def judge(question: dict[str, Any], *, marks: bool) -> Any:
         return {"safe": safe}
     first, second = steps
     answers = [0.5 if first == second else float(first < second), *safe]
-    return {"answers": answers, "unsafe": [stretches(one) for one in seen]} if marks else answers
+    wrong = rng.random(3) < args.errors
+    answers = [1 - one if is_wrong else one for one, is_wrong in zip(answers, wrong, strict=True)]
+    if not args.marks:
+        return answers
+    return {"answers": answers, "unsafe": [stretches(one) for one in seen]}
 
 
 def stretches(unsafe: np.ndarray) -> list[tuple[int, int]]:
@@ -96,14 +102,14 @@ def stretches(unsafe: np.ndarray) -> list[tuple[int, int]]:
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
 
 
-def answer_all(page: Page, *, marks: bool) -> list[str]:
+def answer_all(page: Page, args: Args, rng: np.random.Generator) -> list[str]:
     """Answer what is asked now, by the page's own requests; return the kinds of the questions."""
     who, kinds = {"annotator": "a scripted person"}, list[str]()
     while question := page.get(f"/api/next?{urlencode(who)}")["question"]:
         event = {
             "kind": "answer",
             "question": question["id"],
-            "answer": judge(question, marks=marks),
+            "answer": judge(question, args, rng),
             "replaces": question["replaces"],
             "seconds": None,
             "token": uuid.uuid4().hex,
@@ -116,7 +122,9 @@ def answer_all(page: Page, *, marks: bool) -> list[str]:
 # -- The runs --------------------------------------------------------------------------------------
 
 
-def answered(command: Sequence[str], questions: Path, log: Path, *, marks: bool) -> list[str]:
+def answered(
+    command: Sequence[str], questions: Path, log: Path, args: Args, rng: np.random.Generator
+) -> list[str]:
     """Run a script, answering all that it asks in `questions`; return the kinds of these."""
     kinds = list[str]()
     with log.open("w") as file:
@@ -129,26 +137,26 @@ def answered(command: Sequence[str], questions: Path, log: Path, *, marks: bool)
         if run.poll() is None:
             with closing(Page(questions)) as page:
                 while run.poll() is None:
-                    kinds += answer_all(page, marks=marks)
+                    kinds += answer_all(page, args, rng)
                     time.sleep(0.1)
     if run.returncode != 0:
         raise SystemExit(f"error: {command[0]} failed; its log is {log}")
     return kinds
 
 
-def train_and_certify(folder: Path, seed: int, *, marks: bool) -> None:
+def train_and_certify(folder: Path, seed: int, args: Args) -> None:
     """The README's two commands; `folder/minutes` is what a person would have needed."""
     shutil.rmtree(folder, ignore_errors=True)  # of a benchmark that was stopped
     folder.mkdir(parents=True)
-    run, questions = folder / "run", folder / "questions"
+    run, questions, rng = folder / "run", folder / "questions", np.random.default_rng(seed)
     train = [
         *(str(SCRIPTS / "ppo_lag_pbcrl.py"), "--env-id", ENV_ID, "--seed", str(seed)),
         *("--label-folder", str(questions), "--runs-dir", str(folder), "--run-name", "run"),
     ]
-    kinds = answered(train, questions, folder / "log", marks=marks)
+    kinds = answered(train, questions, folder / "log", args, rng)
     certify = [str(SCRIPTS / "certify.py"), str(run)]
-    kinds += answered(certify, run / "certificate", folder / "certify.log", marks=marks)
-    pair = 2 * SECONDS["marks"] if marks else SECONDS["pairs"]
+    kinds += answered(certify, run / "certificate", folder / "certify.log", args, rng)
+    pair = 2 * SECONDS["marks"] if args.marks else SECONDS["pairs"]
     seconds = sum(SECONDS["grids"] if kind == "grid" else pair for kind in kinds)
     (folder / "minutes").write_text(f"{seconds / 60:.0f}")
 
@@ -173,7 +181,7 @@ def main(args: Args) -> None:
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         folder, before = Path(args.runs_dir).resolve() / str(seed), os.times()
         if not (folder / "minutes").exists():
-            train_and_certify(folder, seed, marks=args.marks)
+            train_and_certify(folder, seed, args)
         now = os.times()  # of the run, with the collection, of the page and of the certificate
         took = now.children_user - before.children_user
         took += now.children_system - before.children_system
