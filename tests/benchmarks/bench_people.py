@@ -67,7 +67,8 @@ class Args:
 
 def in_puddle(places: np.ndarray) -> np.ndarray:
     """Whether each of an episode's places (T, 2) is."""
-    return np.hypot(*places.T) < PUDDLE_RADIUS
+    inside: np.ndarray = np.hypot(*places.T) < PUDDLE_RADIUS
+    return inside
 
 
 def look(member: dict[str, Any]) -> np.ndarray:
