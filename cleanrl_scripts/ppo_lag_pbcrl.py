@@ -344,7 +344,8 @@ def update(
 def make_constraint(args: Args) -> pbcrl.Constraint:
     """What moves λ: edit me."""
     if args.constraint == "rate":
-        return pbcrl.UnsafeRate(args.max_unsafe_rate)
+        calm = 0.0 if args.offline_queries else 0.1  # of the training: nothing is known of costs
+        return pbcrl.UnsafeRate(args.max_unsafe_rate, calm=calm)
     if args.constraint == "accept":
         return pbcrl.Acceptance(args.accept_batch)
     return pbcrl.LearnedLimit()

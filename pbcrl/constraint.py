@@ -129,25 +129,25 @@ class UnsafeRate:
     (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
     Where episodes are alike, P is 0 or 1, and a price that follows it swings a policy between
-    haste and standing still. So how far P is from p* is bounded by how far learned costs are from
-    their limit b, which changes steadily. With Q the learned cost that p* of the episodes exceed,
+    haste and standing still. So λ falls no faster than learned costs are below their limit b. With
+    Q the learned cost that p* of the episodes exceed, the measure is
 
-    .. math:: e = P / p^* - 1, \quad g = Q / b - 1
+    .. math:: p^* (1 + \max(e, \min(g, e / 5))), \quad e = P / p^* - 1, \quad g = Q / b - 1
 
-    the measure is p* (1 + e'), where e' is the smaller one of e and g if both have the same sign,
-    but at least a fifth of e, and e if they have not, since then the model errs.
-
-    In the first tenth of training nothing is measured, and λ stays what it is: a cost that was
-    learned from the first few labels gives a high price no direction.
+    where both e and g are negative, and P elsewhere.
 
     Args:
         max_rate: p*, in (0, 1).
+        calm: Share of the training at whose beginning nothing is measured, so that λ stays: a cost
+            that was learned from the first few labels gives a high price no direction. 0 where
+            there were labels before.
 
     Raises:
-        ValueError: If it is outside.
+        ValueError: If one of them is out of range.
     """
 
     max_rate: float
+    calm: float = 0.0
     error_sum: float = field(default=0.0, init=False, repr=False)
     """Of labels, 1 unsafe, minus what the model said, by weight."""
     error_weight: float = field(default=0.0, init=False, repr=False)
@@ -155,7 +155,6 @@ class UnsafeRate:
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = True
     MEMORY: ClassVar[float] = 20.0
-    CALM: ClassVar[float] = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -163,6 +162,7 @@ class UnsafeRate:
                 f"the highest share of unsafe episodes lies in (0, 1), got {self.max_rate}; at 0 λ "
                 "would rise for ever, at 1 never"
             )
+        require_in("[0, 1)", calm=self.calm)
 
     def measure(
         self,
@@ -172,26 +172,24 @@ class UnsafeRate:
         *,
         done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """What stands for P, with late labels, None in the first tenth of training; and p*."""
+        """What stands for P, with late labels, None at the calm beginning; and p*."""
         require_in("[0, 1]", done=done)
         if answers.model_error is not None:
             count = answers.num_judged
             kept = math.exp(-count / self.MEMORY)
             self.error_sum = kept * self.error_sum + count * answers.model_error
             self.error_weight = kept * self.error_weight + count
-        if done < self.CALM:
+        if done < self.calm:
             return None, self.max_rate
         if not self.error_weight or not len(learned_costs):
             return answers.unsafe_rate, self.max_rate
         predicted = float((learned_costs > learned_limit).mean())
         rate = min(max(predicted + self.error_sum / self.error_weight, 0.0), 1.0)
         excess = rate / self.max_rate - 1
-        if learned_limit > 0:
-            share = 1 - self.max_rate
-            graded = float(np.quantile(learned_costs, share, method="higher")) / learned_limit - 1
-            if excess * graded > 0:
-                size = min(max(abs(graded), 0.2 * min(abs(excess), 1.0)), abs(excess))
-                excess = math.copysign(size, excess)
+        if excess < 0 < learned_limit:
+            cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
+            if cost < learned_limit:
+                excess = max(excess, min(cost / learned_limit - 1, excess / 5))
         return self.max_rate * (1 + excess), self.max_rate
 
     def judge(self, answers: Answers) -> tuple[float | None, float]:

@@ -49,12 +49,9 @@ def labelled(unsafe_rate, predicted_rate, number):
 
 
 def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labelled_ones():
-    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one.
-
-    Costs as far above the limit as those of these episodes bound nothing.
-    """
+    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one."""
     constraint = UnsafeRate(0.2)
-    costs = np.array([1.0, 400.0, 500.0, 900.0])
+    costs = np.array([1.0, 4.0, 5.0, 9.0])
     assert constraint.measure(labelled(0.5, 0.25, 8), costs, 3.0) == (pytest.approx(1.0), 0.2)
     assert constraint.measure(Answers(), costs[:2], 3.0) == (pytest.approx(0.75), 0.2)
     error = 0.25 * 8 * math.exp(-0.5) / (8 * math.exp(-0.5) + 10)
@@ -66,17 +63,16 @@ def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labell
 @pytest.mark.parametrize(
     ("costs", "error", "measured"),
     [
-        ([12.0, 12.0], 0.0, 1.2),  # all are unsafe, by a fifth above the limit: 0.2 * (1 + 5 * .2)
-        ([7.0, 7.0], 0.0, 0.7),  # all are safe, by three tenths
-        ([10.1, 10.1], 0.0, 1.2),  # by a hundredth: a fifth of an excess of 1 or more counts
-        ([9.9, 9.9], 0.0, 0.8),
-        ([99.0, 99.0], 0.0, 5.0),  # no more than P says
-        ([7.0, 7.0], 0.6, 3.0),  # labels say 0.6, the model 0: it errs, and labels count
+        ([7.0, 7.0], 0.0, 0.7),  # all are safe, by three tenths: 1 - 0.3 in the place of 0
+        ([9.9, 9.9], 0.0, 0.8),  # by a hundredth: a fifth of e counts
+        ([-9.0, 9.0], 0.0, 0.8),  # the cost that a fifth of the episodes exceed
+        ([-9.0, -9.0], 0.0, 0.0),  # no more than P says
+        ([10.1, 10.1], 0.0, 5.0),  # all are unsafe, by whatever it may be
+        ([7.0, 7.0], 0.6, 3.0),  # the model errs, labels say 0.6
         ([12.0, 12.0], -0.9, 0.5),
-        ([7.0, 12.0], 0.0, 1.2),  # the cost that a fifth of the episodes exceed
     ],
 )
-def test_an_excess_counts_no_more_than_that_of_learned_costs(costs, error, measured):
+def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, error, measured):
     """Of p* = 0.2 and of a learned limit of 10; measured is in units of p*."""
     answers = Answers(model_error=error, num_judged=10)
     found, allowed = UnsafeRate(0.2).measure(answers, np.array(costs), 10.0)
@@ -104,12 +100,14 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
     assert np.std(corrected) < 0.6 * np.std(by_labels)
 
 
-def test_the_price_waits_for_the_first_tenth_of_training_but_labels_are_taken_note_of():
-    constraint, costs = UnsafeRate(0.2), np.array([900.0])
+def test_a_calm_beginning_takes_note_of_labels_and_measures_nothing():
+    constraint, costs = UnsafeRate(0.2, calm=0.1), np.array([9.0])
     assert constraint.measure(labelled(0.5, 1.0, 8), costs, 3.0, done=0.09) == (None, 0.2)
     assert constraint.measure(Answers(), costs, 3.0, done=0.1) == (pytest.approx(0.5), 0.2)
     with pytest.raises(ValueError, match=r"done must lie in \[0, 1\], got 2"):
         constraint.measure(Answers(), NONE, 0.0, done=2)
+    with pytest.raises(ValueError, match=r"calm must lie in \[0, 1\), got 1"):
+        UnsafeRate(0.2, calm=1)
 
 
 def test_what_is_known_of_the_model_outlives_the_process():

@@ -35,12 +35,13 @@ TINY = {
     "eval_episodes": 4,
     "threads": 1,
     "offline_queries": 100,
-    "online_queries": 120,  # 60, 24, 19 and 17 in 4 rounds of 12 episodes
+    "online_queries": 120,  # 60 in three rounds of 4 episodes, then 24, 19 and 17 of 12
     "safety_noise": 0.1,  # so that the oracle has a random stream
     "finetune_interval": 3,
     "accept_batch": 12,
 }
-ROUNDS = range(2, ITERATIONS, 3)  # rows of metrics.jsonl
+BATCHES = 5, 8, 11  # rows of metrics.jsonl
+ROUNDS = 0, 1, 2, *BATCHES  # the first three have too few episodes for a batch
 
 
 @pytest.fixture
@@ -111,22 +112,19 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
     folder = script.train(make_args("run", constraint=constraint))
     assert summary(folder)["queries_used"] == 100 + 120
     assert summary(folder)["warnings"] == []
-    batches = len(ROUNDS) if constraint == "accept" else 0
+    batches = len(BATCHES) if constraint == "accept" else 0
     assert len(read_labels(folder / "labels.jsonl")) == 220 - batches * (12 // 2 - 1)
 
 
 def test_the_rate_moves_the_multiplier_by_labels_and_the_model(script, make_args):
-    """What is allowed falls from a half to p* in the first half of training."""
+    """In every iteration, since there were offline labels."""
     folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
     multiplier, found = LagrangeMultiplier(), rows(folder)
     for number, row in enumerate(found):
         assert (row["unsafe_rate"] is not None) == (number in ROUNDS)
-        done = min(1.0, 2 * number / len(found))
-        assert row["allowed"] == pytest.approx(0.5 ** (1 - done) * 0.3**done)
+        assert row["measured"] is not None or number == 0  # no episode had ended
+        assert row["allowed"] == 0.3
         assert row["multiplier"] == multiplier.update(row["measured"], row["allowed"])
-    assert found[ROUNDS[0]]["measured"] is not None
-    assert found[-2]["unsafe_rate"] is None  # no round, and measured all the same
-    assert found[-2]["measured"] is not None
 
 
 @pytest.mark.parametrize(("limit", "rejected"), [(1e3, 0.0), (0.0, 1.0)])
@@ -145,10 +143,10 @@ def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
     )
     log, sign = 0.0, 1 if rejected else -1
     for number, row in enumerate(rows(script.train(args))):
-        assert row["measured"] == (rejected if number in ROUNDS else None)
-        if number in ROUNDS:
+        assert row["measured"] == (rejected if number in BATCHES else None)
+        if number in BATCHES:
             log += sign * 0.1
-        expected = min(math.exp(log + sign), 30.0) if number >= ROUNDS[0] else 1.0
+        expected = min(math.exp(log + sign), 30.0) if number >= BATCHES[0] else 1.0
         assert row["multiplier"] == pytest.approx(expected)
 
 
@@ -221,11 +219,11 @@ CALLED_SAFE = {
 }
 
 
-@pytest.mark.parametrize("constraint", ["rate", "accept"])
+@pytest.mark.parametrize(("constraint", "asked", "answered"), [("rate", 0, 2), ("accept", 5, 8)])
 def test_labels_that_come_a_round_late_move_the_multiplier_and_choose_no_policy(
-    script, make_args, monkeypatch, constraint
+    script, make_args, monkeypatch, constraint, asked, answered
 ):
-    """In the first round nothing has come; then what was asked in the round before."""
+    """In the round that asks nothing has come; then what was asked in the round before."""
     make_oracle = script.utils.make_oracle
     monkeypatch.setattr(
         script.utils, "make_oracle", lambda *a, **k: DelayedOracle(make_oracle(*a, **k), rounds=1)
@@ -236,8 +234,8 @@ def test_labels_that_come_a_round_late_move_the_multiplier_and_choose_no_policy(
     assert "labels came late: λ follows the episodes of older policies" in warnings
     none = {"rate": "no safety label came in a labelling round", "accept": "had an answer in a"}
     assert none[constraint] in warnings
-    assert rows(folder)[ROUNDS[0]]["multiplier"] == 0.5
-    assert rows(folder)[ROUNDS[1]]["multiplier"] < 0.5
+    assert rows(folder)[asked]["multiplier"] == 0.5
+    assert rows(folder)[answered]["multiplier"] < 0.5
     assert found["safe_policy_iteration"] is None
     assert not (folder / "policy_safe.safetensors").exists()
 
