@@ -122,9 +122,11 @@ class UnsafeRate:
 
     .. math:: P = \overline{1[Ĉ > b]} + \overline{1[unsafe] - 1[Ĉ > b]}
 
-    The second mean is over the last `MEMORY` labels or so, older ones counting less. Whatever the
-    model, P has no bias but by how its error has changed since, and the less it errs, the less
-    noise. While no model has judged labelled episodes, P is their share, in labelling rounds alone.
+    The second mean is over the last `MEMORY` labels or so, and fades in some twenty iterations: the
+    model has learned from its errors since, and the policy is another one. It is drawn to 0 as if
+    there were `PRIOR` labels more that found the model right. So whatever the model, P has hardly
+    any bias where there are many labels, and the less the model errs, the less noise. While no
+    model has judged labelled episodes, P is their share, in labelling rounds alone.
     An unsafe label that surprised the model counts once a second look confirmed it
     (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
@@ -151,10 +153,12 @@ class UnsafeRate:
     error_sum: float = field(default=0.0, init=False, repr=False)
     """Of labels, 1 unsafe, minus what the model said, by weight."""
     error_weight: float = field(default=0.0, init=False, repr=False)
-    """Σ of the weights, at most some `MEMORY`."""
+    """Σ of the weights."""
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = True
-    MEMORY: ClassVar[float] = 20.0
+    MEMORY: ClassVar[float] = 20.0  # labels
+    KEPT: ClassVar[float] = 0.95  # of the weight of a label, an iteration later
+    PRIOR: ClassVar[float] = 3.0  # labels that found the model right
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -174,17 +178,18 @@ class UnsafeRate:
     ) -> tuple[float | None, float]:
         """What stands for P, with late labels, None at the calm beginning; and p*."""
         require_in("[0, 1]", done=done)
+        kept = self.KEPT * math.exp(-answers.num_judged / self.MEMORY)
+        self.error_sum, self.error_weight = kept * self.error_sum, kept * self.error_weight
         if answers.model_error is not None:
-            count = answers.num_judged
-            kept = math.exp(-count / self.MEMORY)
-            self.error_sum = kept * self.error_sum + count * answers.model_error
-            self.error_weight = kept * self.error_weight + count
+            self.error_sum += answers.num_judged * answers.model_error
+            self.error_weight += answers.num_judged
         if done < self.calm:
             return None, self.max_rate
         if not self.error_weight or not len(learned_costs):
             return answers.unsafe_rate, self.max_rate
         predicted = float((learned_costs > learned_limit).mean())
-        rate = min(max(predicted + self.error_sum / self.error_weight, 0.0), 1.0)
+        error = self.error_sum / (self.error_weight + self.PRIOR)
+        rate = min(max(predicted + error, 0.0), 1.0)
         excess = rate / self.max_rate - 1
         if excess < 0 < learned_limit:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))

@@ -49,14 +49,21 @@ def labelled(unsafe_rate, predicted_rate, number):
 
 
 def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labelled_ones():
-    """It calls 3 of 4 unsafe, and called 2 of 8 so where 4 were: 0.75 + 0.25. Then an exact one."""
+    """It calls 2 of 4 unsafe, and called 3 of 12 so where 6 were: 3 errors of 12, and 3 as none.
+
+    Each iteration takes a twentieth of the weight, each label by the newer ones as well.
+    """
     constraint = UnsafeRate(0.2)
-    costs = np.array([1.0, 4.0, 5.0, 9.0])
-    assert constraint.measure(labelled(0.5, 0.25, 8), costs, 3.0) == (pytest.approx(1.0), 0.2)
-    assert constraint.measure(Answers(), costs[:2], 3.0) == (pytest.approx(0.75), 0.2)
-    error = 0.25 * 8 * math.exp(-0.5) / (8 * math.exp(-0.5) + 10)
-    rate, _ = constraint.measure(labelled(0.5, 0.5, 10), costs[:2], 3.0)
-    assert rate == pytest.approx(0.5 + error)
+    costs = np.array([1.0, 2.0, 5.0, 9.0])
+    assert constraint.measure(labelled(0.5, 0.25, 12), costs, 3.0) == (
+        pytest.approx(0.5 + 3 / 15),
+        0.2,
+    )
+    rate, _ = constraint.measure(Answers(), costs, 3.0)
+    assert rate == pytest.approx(0.5 + 0.95 * 3 / (0.95 * 12 + 3))
+    rate, _ = constraint.measure(labelled(0.5, 0.5, 10), costs, 3.0)  # an exact one
+    kept = 0.95**2 * math.exp(-10 / 20)
+    assert rate == pytest.approx(0.5 + kept * 3 / (kept * 12 + 10 + 3))
     assert constraint.measure(Answers(), NONE, 3.0) == (None, 0.2)
 
 
@@ -74,7 +81,7 @@ def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labell
 )
 def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, error, measured):
     """Of p* = 0.2 and of a learned limit of 10; measured is in units of p*."""
-    answers = Answers(model_error=error, num_judged=10)
+    answers = Answers(model_error=error * 1.3, num_judged=10)  # and 3 that found it right
     found, allowed = UnsafeRate(0.2).measure(answers, np.array(costs), 10.0)
     assert (found / allowed, allowed) == (pytest.approx(measured), 0.2)
 
@@ -103,7 +110,8 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
 def test_a_calm_beginning_takes_note_of_labels_and_measures_nothing():
     constraint, costs = UnsafeRate(0.2, calm=0.1), np.array([9.0])
     assert constraint.measure(labelled(0.5, 1.0, 8), costs, 3.0, done=0.09) == (None, 0.2)
-    assert constraint.measure(Answers(), costs, 3.0, done=0.1) == (pytest.approx(0.5), 0.2)
+    rate, _ = constraint.measure(Answers(), costs, 3.0, done=0.1)
+    assert rate == pytest.approx(1 - 0.95 * 4 / (0.95 * 8 + 3))
     with pytest.raises(ValueError, match=r"done must lie in \[0, 1\], got 2"):
         constraint.measure(Answers(), NONE, 0.0, done=2)
     with pytest.raises(ValueError, match=r"calm must lie in \[0, 1\), got 1"):
