@@ -85,6 +85,7 @@ PROVING = {
     "ppo_lag": "PPO-Lag, told the true cost",
     "pbcrl": "PbCRL, 20,000 queries",
     "pbcrl_500": "PbCRL, 500 queries",
+    "pbcrl_person": "PbCRL, 150 queries, one answer in 20 is wrong",
     "learned": "`learned`, 20,000 queries",
     "learned_500": "`learned`, 500 queries",
     "learned_offline": "`learned`, 18,000 + 2,000 queries",
