@@ -51,7 +51,7 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
     assert summary["bias"] == pytest.approx(abs(summary["true_cost"] - 5))
     logged = rows(folder)
     assert [row["env_steps"] for row in logged] == [400, 800, 1200]
-    assert ["violation_gap" in row for row in logged] == [False, True, True]
+    assert all("violation_gap" in row for row in logged)  # each of the first K has a round
     assert logged[-1]["queries_used"] == summary["queries_used"]
 
     _, info = load_cost_model(folder / "cost_model.safetensors")
