@@ -89,9 +89,11 @@ def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any
     if question["kind"] == "grid":
         return {"safe": safe}
     first, second = steps
-    answers = [0.5 if first == second else float(first < second), *safe]
-    wrong = rng.random(3) < args.errors
-    answers = [1 - one if is_wrong else one for one, is_wrong in zip(answers, wrong, strict=True)]
+    right = [0.5 if first == second else float(first < second), *safe]
+    while True:
+        answers = [1 - one if rng.random() < args.errors else one for one in right]
+        if answers not in ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0]):  # which the page does not take
+            break
     if not args.marks:
         return answers
     return {"answers": answers, "unsafe": [stretches(one) for one in seen]}
