@@ -331,7 +331,7 @@ class FeedbackLoop:
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
         self._open_batch = state["open_batch"]
-        self._surprises, self._seen_twice = state["surprises"], set(state["seen_twice"])
+        self._surprises, self._seen_twice = list(state["surprises"]), set(state["seen_twice"])
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
