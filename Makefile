@@ -11,7 +11,7 @@
 # trains OmniSafe and FSRL there under a learned cost;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
 # `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
-# `make people` goes from an env without a cost to a safer policy, by a scripted person's answers.
+# `make people` goes from an env without a cost to a certified policy, by a scripted person's answers.
 # `make tokens` compares learned costs of language models with true ones, on two small tasks.
 # `make sb3` trains PPO of Stable-Baselines3 by the recipe of docs/adapters.md, told the cost and not.
 # `make demo` learns a cost on the toy and draws it; `make docs` builds the documentation.

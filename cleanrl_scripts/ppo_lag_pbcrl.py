@@ -125,8 +125,8 @@ class Args(utils.RunArgs):
 
     def is_round(self, iteration: int) -> bool:
         """Whether labels are bought in this iteration: early, before the policy has one way."""
-        often = iteration <= self.finetune_interval or iteration == self.num_iterations
-        return often or iteration % self.finetune_interval == 0
+        k = self.finetune_interval
+        return iteration <= k or iteration % k == 0 or iteration == self.num_iterations
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""

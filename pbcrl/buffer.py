@@ -169,12 +169,9 @@ class PreferenceBuffer:
     @property
     def safe_shares(self) -> NDArray[np.float64]:
         """Mean ε of each trajectory, in [0, 1], (len(trajectories),); NaN if nobody gave one."""
-        members, safe = self._pairs.ravel(), self._labels[:, 1:].ravel()
-        known, size = ~np.isnan(safe), len(self.trajectories)
-        total = np.bincount(members[known], weights=safe[known], minlength=size)
-        count = np.bincount(members[known], minlength=size)
-        shares = np.full(size, np.nan)
-        shares[count > 0] = total[count > 0] / count[count > 0]
+        shares = np.full(len(self.trajectories), np.nan)
+        labelled, unsafe = self.unsafe_shares(np.arange(len(self)))
+        shares[labelled] = 1 - unsafe
         return shares
 
     def unsafe_shares(

@@ -362,27 +362,24 @@ class FeedbackLoop:
         count = min(missing, num_new_pairs(fresh, self.buffer))
         if count <= 0:
             return
-        again = self._surprises[: min(count, len(fresh))]
-        beside: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        if again:
-            beside = self._rng.choice(len(fresh), len(again), replace=False)
+        again = np.array(self._surprises[: min(count, len(fresh))], dtype=np.int64)
+        beside = self._rng.choice(len(fresh), len(again), replace=False)
         pairs = np.empty((0, 2), dtype=np.int64)
         if left := count - len(again):
             pairs = self._select(fresh, left, asked=self.buffer, model=model, rng=self._rng)
         used, inverse = np.unique([*beside, *pairs.flat], return_inverse=True)
         before, start = self._queries_asked, len(self.buffer.trajectories)
-        kept = self.buffer.add_trajectories([fresh[int(i)] for i in used])[inverse]
-        pairs = kept[len(again) :].reshape(-1, 2)
-        if again:
-            second_looks = np.column_stack([again, kept[: len(again)]])
-            pairs = np.concatenate([self._rng.permuted(second_looks, axis=1), pairs])
+        kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])[inverse]
+        second_looks = np.column_stack([again, kept[: len(again)]])
+        second_looks = self._rng.permuted(second_looks, axis=1)
+        pairs = np.concatenate([second_looks, kept[len(again) :].reshape(-1, 2)])
         try:
             self._submit(pairs, due=due)
             self._fresh, self._num_unjudged = [], 0
         finally:  # the oracle's disk may be full: what was asked by then counts
             asked = self._queries_asked - before
-            self._seen_twice |= set(again[:asked])
-            del self._surprises[: len(again[:asked])]
+            self._seen_twice |= set(again[:asked].tolist())
+            del self._surprises[: min(asked, len(again))]
             self._end_round(start, has_asked=asked > 0)
 
     def _submit(self, pairs: Pairs, *, due: int) -> None:

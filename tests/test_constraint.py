@@ -99,7 +99,7 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
         unsafe = rng.random(200) < 0.3
         said = unsafe ^ (rng.random(200) < 0.1)
         shares = unsafe[:20].mean(), said[:20].mean()
-        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.0)
+        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.5)
         corrected.append(rate)
         by_labels.append(shares[0])
     assert abs(np.mean(corrected) - 0.3) < 0.005

@@ -33,6 +33,7 @@ from bench_label import Page
 from bench_minutes import SECONDS
 from evaluate import load_agent
 
+from pbcrl.trajectory import unsafe_stretches
 from pbcrl_script_utils.certificate import read_certificates
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.resume import read_args
@@ -96,13 +97,7 @@ def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any
             break
     if not args.marks:
         return answers
-    return {"answers": answers, "unsafe": [stretches(one) for one in seen]}
-
-
-def stretches(unsafe: np.ndarray) -> list[tuple[int, int]]:
-    """Where it is true, as [start, end)."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], unsafe.astype(int), [0]])))
-    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
+    return {"answers": answers, "unsafe": [unsafe_stretches(one) for one in seen]}
 
 
 def answer_all(page: Page, args: Args, rng: np.random.Generator) -> list[str]:
