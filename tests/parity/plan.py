@@ -35,9 +35,11 @@ NAVIGATION = {
     "Push1": Comparison(layouts=100, steps=900, short_step_seeds=3, episodes=250, horizon=500),
     "Push2": Comparison(steps=900),
     "Button0": Comparison(layouts=100),
-    "Button1": Comparison(layouts=30, short_step_seeds=4, episodes=300, horizon=300),
-    # One contact in a hundred may differ in its cost: of two seeds only eleven are between boxes.
-    "Button2": Comparison(layouts=10, short_step_seeds=24),
+    # Two seeds have about ten contacts between boxes: too few to tell one in a hundred.
+    "Button1": Comparison(
+        layouts=30, step_seeds=12, short_step_seeds=12, episodes=300, horizon=300
+    ),
+    "Button2": Comparison(layouts=10, step_seeds=12, short_step_seeds=12),
 }
 """A crowded layout takes the package a second to draw, hence fewer of them."""
 VELOCITY = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from pbcrl_envs.robotics.tasks import TASKS, Kind
 from tests.parity import native, plan
@@ -106,6 +107,8 @@ LIMITS = {
     "box": (1.0, 20.0),
 }
 """Median and largest error in velocity that is allowed, by the worst contact of the step."""
+DIFFERENT_COSTS = 0.01
+"""Share of the contacts with a cylinder or a box whose cost may be another one."""
 TOUCHED = {Kind.VASE: "box", Kind.BOX: "box", Kind.PILLAR: "cylinder", Kind.BUTTON: "sphere"}
 """The contact that must occur where there are things of a kind."""
 
@@ -132,7 +135,9 @@ def test_a_step_from_a_recorded_state_differs_only_as_contacts_between_boxes_do(
         median, largest = LIMITS[contact]
         assert np.median(errors["qvel"][of_class]) < median
         assert errors["qvel"][of_class].max() < largest
-        assert different.mean() <= (0.01 if contact in ("cylinder", "box") else 0)
+        share = DIFFERENT_COSTS if contact in ("cylinder", "box") else 0.0
+        # As far as so many contacts tell: a lower share exceeds this once in a thousand tests.
+        assert different.sum() <= binom.ppf(0.999, len(different), share)
 
 
 ROBOT_LIMITS = {
