@@ -17,8 +17,7 @@ import torch
 import tyro
 
 from pbcrl import FolderOracle, Trajectory
-from pbcrl.errors import StorageError
-from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy, load_policy
+from pbcrl.export.policy import POLICY_FILE, Policy, load_policy
 from pbcrl.label.folder_oracle import GRID
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
 from pbcrl_script_utils.card import CARD
@@ -31,6 +30,7 @@ from pbcrl_script_utils.certificate import (
 from pbcrl_script_utils.envs import resolve_cost_limit
 from pbcrl_script_utils.evaluation import play, true_costs
 from pbcrl_script_utils.launch import main
+from pbcrl_script_utils.policies import CHOICE_SEED, Candidates
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.resume import read_args
 
@@ -55,8 +55,6 @@ class Args:
     """of the first episode, the next have the next ones; not in use by training or evaluation"""
     stochastic: bool = False
     """sample actions instead of taking their mean"""
-    safe_policy: bool = False
-    """the best policy that labels called safe, policy_safe.safetensors, instead of the last"""
     threads: Count = 1
     """threads of nets and batched physics"""
 
@@ -72,22 +70,6 @@ class Shipped:
         return self._policy(obs, rng=None if noise is None else self._rng)
 
 
-def load(folder: Path, *, safe: bool) -> tuple[Policy, str]:
-    """Return the policy of a run that is shipped, and the sha256 of its file.
-
-    Raises:
-        StorageError: If the run has none.
-    """
-    path = folder / (SAFE_POLICY_FILE if safe else POLICY_FILE)
-    if safe and not path.exists():
-        raise StorageError(
-            f"--safe-policy certifies {path.name}, but {folder} has none: labels called no policy "
-            "of this run safe; leave the flag out for the last policy"
-        )
-    policy = load_policy(path if safe else folder)
-    return policy, sha256(path)
-
-
 def check_fresh(args: Args, trained: dict[str, Any], earlier: list[Certificate]) -> None:
     """Refuse episodes that somebody has looked at, since the policy may have been chosen by them.
 
@@ -98,6 +80,9 @@ def check_fresh(args: Args, trained: dict[str, Any], earlier: list[Certificate])
     used = {
         "training": range(seed + 500_000, seed + 500_000 + trained["num_envs"]),
         "evaluation": range(seed + 1_000_000, seed + 1_000_000 + trained["eval_episodes"]),
+        "the choice of the policy": range(
+            seed + CHOICE_SEED, seed + CHOICE_SEED + Candidates.EPISODES
+        ),
     }
     used |= {
         f"certificate {i}": range(one.seed, one.seed + one.episodes)
@@ -140,7 +125,7 @@ def certify(args: Args) -> Certificate:
     torch.set_num_threads(args.threads)
     folder = Path(args.run)
     trained = read_args(folder)
-    policy, digest = load(folder, safe=args.safe_policy)
+    policy, digest = load_policy(folder), sha256(folder / POLICY_FILE)
     by_people = args.label_folder is not None or trained.get("label_folder") is not None
     limit = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
     limit = resolve_cost_limit(policy.env_id, limit, needed=not by_people)
@@ -170,7 +155,7 @@ def certify(args: Args) -> Certificate:
         safe, judge = judged_by_people(args, episodes, replays), "people"
     kind = "stochastic" if args.stochastic else "deterministic"
     made = Certificate(
-        policy=f"{kind} safe" if args.safe_policy else kind,
+        policy=kind,
         env_id=policy.env_id,
         seed=args.seed,
         episodes=args.episodes,
@@ -181,11 +166,6 @@ def certify(args: Args) -> Certificate:
     )
     add_certificate(folder, made, card=CARD)
     print(f"{made} ({made.policy} policy)")
-    if not made.holds and not args.safe_policy and (folder / SAFE_POLICY_FILE).exists():
-        print(
-            "the run has another policy, the best that labels called safe in training: "
-            f"--safe-policy --seed {args.seed + args.episodes} judges it"
-        )
     return made
 
 

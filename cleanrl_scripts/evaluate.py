@@ -25,7 +25,6 @@ import tyro
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.effects import effects, telling
 from pbcrl.errors import MismatchError, StorageError
-from pbcrl.export.policy import SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.spaces import names_of
 from pbcrl.storage import load_tensors
@@ -33,7 +32,6 @@ from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
 from pbcrl_script_utils.launch import main
-from pbcrl_script_utils.policies import policy_of
 from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.run import print_groups
 from pbcrl_script_utils.verdict import interval, verdict
@@ -59,8 +57,6 @@ class Args:
     """of the first env; env i gets seed + i"""
     stochastic: bool = False
     """sample actions instead of taking their mean"""
-    safe_policy: bool = False
-    """play the best policy that labels called safe, policy_safe.safetensors, instead of the last"""
     capture_video: NonNegativeInt = 0
     """episodes to film, with the deterministic policy, as mp4 in the run's folder"""
     plots: bool = False
@@ -136,24 +132,6 @@ def load_agent(
     return agent, env_id, horizon
 
 
-def load_safe_policy(folder: Path, policy: Policy | None) -> None:
-    """Copy the weights of the policy that labels called safe into another, and so into its agent.
-
-    Raises:
-        StorageError: If the run has none.
-    """
-    path = folder / SAFE_POLICY_FILE
-    if policy is None or not path.exists():
-        raise StorageError(
-            f"--safe-policy plays {SAFE_POLICY_FILE}, but {folder} has none that can be played: "
-            "labels called no policy of this run safe, or its script keeps none; leave the flag "
-            "out to play the last policy"
-        )
-    tensors = policy.state_dict()["tensors"]
-    for name, tensor in load_policy(path).state_dict()["tensors"].items():
-        tensors[name].copy_(tensor)
-
-
 # -- The real Safety-Gymnasium ---------------------------------------------------------------------
 
 
@@ -209,9 +187,6 @@ def evaluate(args: Args) -> None:
     folder = Path(args.run)
     trained = read_args(folder)
     agent, env_id, horizon = load_agent(folder, trained, args.env_id, trusted=args.trust_script)
-    policy = policy_of(agent, env_id)
-    if args.safe_policy:
-        load_safe_policy(folder, policy)
     given = trained["cost_limit"] if env_id == trained["env_id"] else None
     given = given if args.cost_limit is None else args.cost_limit
     by_people = trained.get("label_folder") is not None
@@ -246,7 +221,7 @@ def evaluate(args: Args) -> None:
     result = {
         "env_id": env_id,
         "episodes": args.episodes,
-        "policy": f"{kind} safe" if args.safe_policy else kind,
+        "policy": kind,
         "return": float(returns.mean()),
         "return_interval": interval(returns),
         "true_cost": float(true.mean()),

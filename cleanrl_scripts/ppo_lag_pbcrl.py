@@ -444,8 +444,9 @@ def train(args: Args) -> Path:
         if replays is not None:
             envs = utils.RecordStarts(envs, args.env_id, replays)
         constraint = make_constraint(args)
+        candidates = utils.Candidates(args.num_iterations)
         monitor = utils.LabelMonitor(
-            run, args, agent, cost_model, feedback, constraint, horizon=horizon, limit=limit
+            run, args, cost_model, feedback, constraint, horizon=horizon, limit=limit
         )
 
         # -- Checkpoint ----------------------------------------------------------------------------
@@ -453,13 +454,13 @@ def train(args: Args) -> Path:
             path = run.folder / "cost_model.safetensors"
             cost_model.save(path, env_id=args.env_id, dead_zone=trainer.dead_zone.value)
             utils.save_agent(run, agent, args.env_id)
-            monitor.save(run.folder)
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
         checkpoint.add(scale=scale)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
-        checkpoint.add(constraint=constraint, monitor=monitor, rng=rng, noise=noise)
+        checkpoint.add(constraint=constraint, monitor=monitor, candidates=candidates)
+        checkpoint.add(rng=rng, noise=noise)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded and args.offline_queries:
@@ -514,9 +515,7 @@ def train(args: Args) -> Path:
             measured, allowed = constraint.measure(
                 answers, learned, cost_model.learned_limit, done=done
             )
-            watched = monitor.update(
-                iteration, answers, finished, learned, measured, progress.ended
-            )
+            watched = monitor.update(iteration, answers, finished, learned, measured)
             run.lap("cost_model")
 
             # -- 4. Advantages ---------------------------------------------------------------------
@@ -575,12 +574,15 @@ def train(args: Args) -> Path:
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
+            candidates.update(iteration, agent)
             checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------
+        chosen = utils.choose_policy(run, agent, args, candidates, cost_model, constraint)
+        keep()
         judge = utils.Judge.of(cost_model)
         summary = utils.evaluate(run, agent, args, limit, progress.ended, judge, test)
-        summary |= {**monitor.summary(), **progress.pretrained}
+        summary |= {**chosen, **monitor.summary(), **progress.pretrained}
         summary |= {"dead_zone": trainer.dead_zone.value, "multiplier": multiplier.value}
         run.finish(summary)
         utils.write_card(run.folder, cost_model, buffer, envs)

@@ -54,15 +54,6 @@ class Constraint(Protocol):
         """
         ...
 
-    def judge(self, answers: Answers) -> tuple[float | None, float]:
-        """Return what labels alone say of the policy as it is, whatever has been learned.
-
-        Returns:
-            A rate in [0, 1] that tells how unsafe it is, None if no label says so or the labels are
-            late, of an older policy; the highest one allowed.
-        """
-        ...
-
     def state_dict(self) -> dict[str, Any]:
         """All that its measures will depend on, as plain numbers."""
         ...
@@ -88,8 +79,7 @@ class _Stateless:
 class LearnedLimit(_Stateless):
     """The mean learned cost must not exceed the learned limit: the constraint of the paper.
 
-    It is measured in every iteration in which an episode ends. Labels judge it by whether more than
-    half of the compared episodes are unsafe.
+    It is measured in every iteration in which an episode ends.
     """
 
     batch = 0  # it needs pairs alone
@@ -105,10 +95,6 @@ class LearnedLimit(_Stateless):
     ) -> tuple[float | None, float]:
         """The mean learned cost of the episodes, None without any, and the learned limit."""
         return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
-
-    def judge(self, answers: Answers) -> tuple[float | None, float]:
-        """The share labelled unsafe, and 0.5."""
-        return _rate_in_time(answers), 0.5
 
 
 @final
@@ -197,10 +183,6 @@ class UnsafeRate:
                 excess = max(excess, min(cost / learned_limit - 1, excess / 5))
         return self.max_rate * (1 + excess), self.max_rate
 
-    def judge(self, answers: Answers) -> tuple[float | None, float]:
-        """The share labelled unsafe, and p*."""
-        return _rate_in_time(answers), self.max_rate
-
     def state_dict(self) -> dict[str, float]:
         """What is known of the model's error."""
         return {"error_sum": self.error_sum, "error_weight": self.error_weight}
@@ -248,14 +230,3 @@ class Acceptance(_Stateless):
         if answers.batch is None or math.isnan(answers.batch.safe):
             return None, 0.5
         return 1.0 - answers.batch.safe, 0.5
-
-    def judge(self, answers: Answers) -> tuple[float | None, float]:
-        """1 rejected, 0 accepted; and 0.5."""
-        if not answers.batch_shown:
-            return None, 0.5
-        return self.measure(answers, np.empty(0), 0.0)
-
-
-def _rate_in_time(answers: Answers) -> float | None:
-    """The share labelled unsafe, None if a label is about an older policy's episodes."""
-    return None if answers.num_late else answers.unsafe_rate

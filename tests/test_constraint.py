@@ -133,20 +133,11 @@ def test_what_is_known_of_the_model_outlives_the_process():
 def test_a_rejected_batch_is_1_and_an_accepted_one_0_of_at_most_a_half(label, measured):
     constraint = Acceptance(20)
     assert constraint.measure(batch(label), np.array([9.0]), 3.0) == (measured, 0.5)
-    assert constraint.judge(batch(label)) == (measured, 0.5)
 
 
-@pytest.mark.parametrize(("constraint", "allowed"), [(LearnedLimit(), 0.5), (UnsafeRate(0.2), 0.2)])
-def test_labels_of_pairs_judge_the_policy_that_is_there_and_not_an_older_one(constraint, allowed):
-    assert constraint.judge(pairs(0.25)) == (0.25, allowed)
-    assert constraint.judge(pairs(0.25, num_late=1)) == (None, allowed)
-    assert constraint.judge(Answers()) == (None, allowed)
-
-
-def test_a_late_answer_moves_the_multiplier_but_judges_no_policy():
+def test_a_late_answer_moves_the_multiplier():
     late = batch(UNSAFE, shown=False)
     assert Acceptance(20).measure(late, NONE, 0.0) == (1.0, 0.5)
-    assert Acceptance(20).judge(late) == (None, 0.5)
     assert UnsafeRate(0.2).measure(pairs(0.25, num_late=4), NONE, 0.0) == (0.25, 0.2)
 
 

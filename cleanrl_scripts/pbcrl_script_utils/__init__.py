@@ -36,13 +36,14 @@ from pbcrl_script_utils.evaluation import Judge, evaluate, report_pretrained
 from pbcrl_script_utils.labels import check_labels, make_oracle
 from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.monitor import LabelMonitor
-from pbcrl_script_utils.policies import save_agent
+from pbcrl_script_utils.policies import Candidates, choose_policy, save_agent
 from pbcrl_script_utils.replays import RecordStarts, Replays
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.run import Run
 
 __all__ = [
     "Bound",
+    "Candidates",
     "Checkpoint",
     "Collector",
     "CostLimit",
@@ -65,6 +66,7 @@ __all__ = [
     "action_bounds",
     "check_args",
     "check_labels",
+    "choose_policy",
     "evaluate",
     "flat_dims",
     "has_state",

@@ -14,16 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pbcrl.errors import StorageError
-from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE
 from pbcrl.storage import write_atomically
 
 CERTIFICATES = "certificates.jsonl"
 """Of a run's folder."""
 CONFIDENCE = 0.95
 """Share of certificates, at the least, whose bound is true."""
-
-POLICIES = POLICY_FILE, SAFE_POLICY_FILE
-"""Of a run's folder: what can be certified."""
 
 _HEAD = "## Certificates"
 _MOST_EPISODES = 100_000  # that anybody would play
@@ -51,7 +47,7 @@ class Certificate:
     """A policy, the episodes that it was judged by, and what came out."""
 
     policy: str
-    """What was played: "deterministic" or "stochastic", maybe with "safe"."""
+    """What was played: "deterministic" or "stochastic"."""
     env_id: str
     seed: int
     """Of the first episode; the next have the next ones."""
@@ -133,7 +129,7 @@ def read_certificates(folder: Path) -> list[Certificate]:
 def add_certificate(folder: Path, new: Certificate, *, card: str) -> None:
     """Add a certificate to those of a run, and to its model card, if it has one.
 
-    The card has those of the policies that are in the folder now: training may have gone on.
+    The card has those of the same policy: training may have gone on since the others.
 
     Raises:
         StorageError: If they cannot be read or written.
@@ -143,8 +139,7 @@ def add_certificate(folder: Path, new: Certificate, *, card: str) -> None:
     write_atomically(folder / CERTIFICATES, text.encode())
     path = folder / card
     if path.exists():
-        present = {sha256(p) for p in map(folder.joinpath, POLICIES) if p.exists()}
-        current = [one for one in all_of_them if one.sha256 in present]
+        current = [one for one in all_of_them if one.sha256 == new.sha256]
         above = path.read_text().partition(f"\n{_HEAD}\n")[0].rstrip("\n")
         write_atomically(path, f"{above}\n\n{section(current)}".encode())
 

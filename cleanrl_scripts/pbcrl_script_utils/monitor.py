@@ -1,10 +1,9 @@
-"""What labels say of a run while it trains: warnings, and the best policy that they call safe."""
+"""What labels say of a run while it trains: warnings, and what is logged of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import numpy as np
 from pbcrl import Answers, FeedbackLoop, LearnedCost, Trajectory
 from pbcrl.constraint import Constraint
 from pbcrl_script_utils.evaluation import true_costs
-from pbcrl_script_utils.policies import SafePolicy, policy_of
 from pbcrl_script_utils.run import Run
 
 _ROUNDS = 5  # by chance, all of them have a majority of unsafe labels once in 32 times
@@ -24,7 +22,6 @@ class LabelMonitor:
     Args:
         run: Told what is wrong.
         args: Of `ppo_lag_pbcrl.py`.
-        agent: Whose policy is trained.
         cost_model: That is trained on the labels.
         feedback: Where labels come from.
         constraint: What moves λ.
@@ -36,7 +33,6 @@ class LabelMonitor:
         self,
         run: Run,
         args: Any,
-        agent: Any,
         cost_model: LearnedCost,
         feedback: FeedbackLoop,
         constraint: Constraint,
@@ -44,10 +40,10 @@ class LabelMonitor:
         horizon: int,
         limit: float,
     ) -> None:
-        self._run, self._args, self._agent, self._cost_model = run, args, agent, cost_model
+        self._run, self._args, self._cost_model = run, args, cost_model
         self._feedback, self._constraint = feedback, constraint
         self._horizon, self._limit = horizon, limit
-        self._watch, self._safe_policy = LabelWatch(), SafePolicy()
+        self._watch = LabelWatch()
 
     def update(
         self,
@@ -56,9 +52,8 @@ class LabelMonitor:
         finished: Sequence[Trajectory],
         learned: np.ndarray,
         measured: float | None,
-        ended: np.ndarray,
     ) -> dict[str, float | None]:
-        """Take note of an iteration, before the policy is updated; return what to log of it.
+        """Take note of an iteration; return what to log of it.
 
         Args:
             iteration: The present one.
@@ -66,16 +61,10 @@ class LabelMonitor:
             finished: The episodes that ended in it.
             learned: Their learned costs, by the model as it is now, (len(finished),).
             measured: By the constraint, in this iteration.
-            ended: Return and true cost of all episodes so far, (E, 2).
         """
         limit = self._cost_model.learned_limit
         if self._args.is_round(iteration):
             self._warn(iteration, answers, moved=measured is not None)
-            unsafe, allowed = self._constraint.judge(answers)
-            policy = policy_of(self._agent, self._args.env_id)
-            self._safe_policy.update(
-                policy, ended, iteration=iteration, unsafe=unsafe, allowed=allowed
-            )
         mean, std = (learned.mean(), learned.std()) if len(learned) else (None, None)
         if warning := self._watch.update(answers.unsafe_rate, mean, limit):
             self._run.warn(warning)
@@ -121,22 +110,15 @@ class LabelMonitor:
             "compared_episodes": self._feedback.buffer.num_compared,
             "queries_used": self._feedback.queries_used,
             "labelled_unsafe_rate": self._watch.unsafe_rate,
-            "safe_policy_iteration": self._safe_policy.iteration,
-            "safe_policy_return": self._safe_policy.mean_return,
         }
-
-    def save(self, folder: Path) -> None:
-        """Write the safe policy to the run's folder, if there is one."""
-        self._safe_policy.save(folder)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it."""
-        return {"watch": self._watch.state_dict(), "safe_policy": self._safe_policy.state_dict()}
+        return self._watch.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
-        self._watch.load_state_dict(state["watch"])
-        self._safe_policy.load_state_dict(state["safe_policy"])
+        self._watch.load_state_dict(state)
 
 
 class LabelWatch:

@@ -1,19 +1,25 @@
-"""The policies that a run leaves: the last one, and the best that labels call safe."""
+"""The policy that a run leaves: one of the last fifth, by the cost model, and its file."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from pathlib import Path
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
+from pbcrl import Answers, LearnedCost, Trajectory
+from pbcrl.constraint import Constraint
 from pbcrl.errors import UnsupportedError
-from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
+from pbcrl.export.policy import POLICY_FILE, Policy
 from pbcrl.storage import save_tensors
+from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.run import Run
+
+CHOICE_SEED = 1_400_000
+"""Plus a run's own: of the episodes by which its policy is chosen."""
 
 
 def policy_of(agent: Any, env_id: str) -> Policy | None:
@@ -65,59 +71,89 @@ def save_agent(run: Run, agent: Any, env_id: str) -> None:
     policy.save(run.folder / POLICY_FILE)
 
 
-class SafePolicy:
-    """Keeps the policy of the highest return among those that labels call safe.
+class Candidates:
+    """Policies of the last fifth of the training, of which one is left at the end.
 
-    It is chosen in a labelling round, by the labels of the episodes that ended since the round
-    before: the policy is the one that played the last of them, its return the mean return of all of
-    them. True costs have no part in it. Labels are few per round, and the best of several lucky
-    rounds is lucky: evaluate it before it is used.
+    A policy that is trained against a limit swings about it, and the last one is any of them. So
+    the last `NUMBER`, evenly spread, each play `EPISODES` fresh episodes, half of them with mean
+    actions. Of those that the constraint calls safe the one of the highest return is taken; if
+    there are none, the one nearest to it. Neither labels nor true costs have a part in it: the cost
+    model judges. The best of several is partly the luckiest: evaluations and certificates play
+    other episodes.
     """
 
-    def __init__(self) -> None:
-        self.iteration: int | None = None
-        """In which it was chosen; None as long as no policy was called safe."""
-        self.mean_return: float | None = None
-        """Of the episodes by which it was chosen."""
-        self._num_ended = 0  # as of the last labelling round
-        self._state: dict[str, Any] | None = None  # of the `Policy`
+    NUMBER = 5
+    EPISODES = 20
 
-    def update(
-        self,
-        policy: Policy | None,
-        ended: np.ndarray,
-        *,
-        iteration: int,
-        unsafe: float | None,
-        allowed: float,
-    ) -> None:
-        """Take note of a labelling round, before the policy is updated.
+    def __init__(self, num_iterations: int) -> None:
+        spacing = max(1, num_iterations // (5 * self.NUMBER))
+        self._last = num_iterations
+        self._wanted = range(num_iterations, 0, -spacing)[: self.NUMBER]
+        self._kept: dict[int, dict[str, Tensor]] = {}  # by iteration
+
+    def update(self, iteration: int, agent: nn.Module) -> None:
+        """Take note of the agent at the end of an iteration."""
+        if iteration in self._wanted:
+            self._kept[iteration] = copy.deepcopy(agent.state_dict())
+
+    def choose(self, agent: nn.Module, judge: Callable[[], tuple[float | None, float]]) -> int:
+        """Leave the agent with the weights of the best; return the iteration that they are of.
 
         Args:
-            policy: As it is now; it is copied. None if no file could hold it.
-            ended: Return and true cost of all episodes so far, (E, 2); costs are not looked at.
-            iteration: The present one.
-            unsafe: What labels say of the newest episodes, such as the share of unsafe ones; None
-                or NaN if they say nothing, or are about older ones.
-            allowed: Highest value of it that is called safe.
+            agent: Whose weights are put in.
+            judge: Plays it; returns by how much it is above what is allowed, None if nothing can
+                tell, and its mean return. The last one is taken if nothing can tell of any.
         """
-        new, self._num_ended = ended[self._num_ended :, 0], len(ended)
-        if policy is None or unsafe is None or not unsafe <= allowed or len(new) == 0:
-            return
-        if self.mean_return is None or new.mean() > self.mean_return:
-            self.iteration, self.mean_return = iteration, float(new.mean())
-            self._state = copy.deepcopy(policy.state_dict())
-
-    def save(self, folder: Path) -> None:
-        """Write it to the run's folder, if there is one."""
-        if self._state is not None:
-            Policy.from_state(self._state).save(folder / SAFE_POLICY_FILE)
+        best, best_key = self._last, (False, -math.inf)
+        for iteration, state in self._kept.items():
+            agent.load_state_dict(state)
+            excess, mean_return = judge()
+            if excess is not None:
+                key = excess <= 0, mean_return if excess <= 0 else -excess
+                if key >= best_key:  # the later one, if they are equal
+                    best, best_key = iteration, key
+        agent.load_state_dict(self._kept[best])
+        return best
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it."""
-        return {name.lstrip("_"): value for name, value in vars(self).items()}
+        """All of them."""
+        return {"kept": dict(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
-        self.iteration, self.mean_return = state["iteration"], state["mean_return"]
-        self._num_ended, self._state = state["num_ended"], state["state"]
+        """Go on where `state_dict` was called; those of a shorter run are no candidates."""
+        self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
+
+
+def choose_policy(
+    run: Run,
+    agent: Any,
+    args: Any,
+    candidates: Candidates,
+    cost_model: LearnedCost,
+    constraint: Constraint,
+) -> dict[str, int]:
+    """Choose among the candidates of a run by fresh episodes; return what its summary has of it."""
+
+    def judge() -> tuple[float | None, float]:
+        returns, episodes = list[float](), list[Trajectory]()
+        for deterministic in (True, False):
+            new, played = play(
+                agent,
+                args.env_id,
+                episodes=Candidates.EPISODES // 2,
+                seed=args.seed + CHOICE_SEED,
+                deterministic=deterministic,
+                needs_cost=False,
+                threads=args.threads,
+            )
+            returns += new.tolist()
+            episodes += played
+        learned, answers = cost_model.score(episodes), Answers()
+        rule = copy.deepcopy(constraint)  # it remembers what it measures
+        measured, allowed = rule.measure(answers, learned, cost_model.learned_limit)
+        return None if measured is None else measured - allowed, float(np.mean(returns))
+
+    with run.phase("choose among the policies of the last fifth", stage="choose"):
+        chosen = candidates.choose(agent, judge)
+        run.say(f"   that of iteration {chosen} of {args.num_iterations}")
+    return {"chosen_iteration": chosen}

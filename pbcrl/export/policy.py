@@ -22,9 +22,7 @@ from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import FloatArray
 
 POLICY_FILE = "policy.safetensors"
-"""Of a run's folder: the policy as it is at the end."""
-SAFE_POLICY_FILE = "policy_safe.safetensors"
-"""Of a run's folder: the best policy so far that labels call safe; `ppo_lag_pbcrl.py` only."""
+"""Of a run's folder: its policy; at the end the one that it chose."""
 
 _KIND = "policy"
 _LAYERS: dict[str, type[nn.Module]] = {
@@ -168,7 +166,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     The policy is a function: `action = load_policy("runs/NAME")(obs)`.
 
     Args:
-        path: A run's folder, for its last policy, or a file, such as `policy_safe.safetensors`.
+        path: A run's folder, or a file.
 
     Raises:
         StorageError: If there is no such file, or it is damaged, of another version or kind.

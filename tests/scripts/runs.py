@@ -68,10 +68,10 @@ def assert_same_run(folder, other):
     """All but the clock is the same, to the last bit."""
     assert metrics(folder) == metrics(other)
     assert summary(folder) == summary(other)
-    for path in ("policy.safetensors", "policy_safe.safetensors"):
-        assert (folder / path).exists() == (other / path).exists()
-        if (folder / path).exists():
-            assert (folder / path).read_bytes() == (other / path).read_bytes()
+    path = "policy.safetensors"
+    assert (folder / path).exists() == (other / path).exists()
+    if (folder / path).exists():
+        assert (folder / path).read_bytes() == (other / path).read_bytes()
     for name in ("agent", "cost_model", "classifier"):
         path = f"{name}.safetensors"
         assert (folder / path).exists() == (other / path).exists()

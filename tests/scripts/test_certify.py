@@ -124,21 +124,6 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
     assert f"| 1500020 to 1500039 | {unsafe} of 20 |" in card
 
 
-def test_a_policy_that_fails_is_not_the_only_one(certify, clean, capsys):
-    path = clean / "policy_safe.safetensors"
-    kept = path.read_bytes() if path.exists() else None
-    path.write_bytes((clean / "policy.safetensors").read_bytes())
-    certify.certify(certify.Args(run=str(clean), episodes=4, cost_limit=0))
-    assert "--safe-policy --seed 1500004 judges it" in capsys.readouterr().out
-    other = certify.Args(run=str(clean), episodes=4, cost_limit=0, seed=1_500_004, safe_policy=True)
-    assert certify.certify(other).policy == "deterministic safe"
-    assert "judges it" not in capsys.readouterr().out
-    if kept is None:
-        path.unlink()
-    else:
-        path.write_bytes(kept)
-
-
 def test_people_judge_and_can_go_on_later(certify, clean, tmp_path, capsys):
     folder = tmp_path / "questions"
     args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
@@ -168,7 +153,13 @@ def test_the_card_leaves_out_what_was_said_of_another_policy(certify, clean):
 
 
 @pytest.mark.parametrize(
-    ("seed", "what"), [(500_002, "training"), (999_990, "evaluation"), (1_500_019, "certificate 1")]
+    ("seed", "what"),
+    [
+        (500_002, "training"),
+        (999_990, "evaluation"),
+        (1_400_019, "the choice of the policy"),
+        (1_500_019, "certificate 1"),
+    ],
 )
 def test_episodes_that_somebody_has_looked_at_are_refused(certify, clean, seed, what):
     certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5))
@@ -180,8 +171,6 @@ def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
     run = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=math.inf))
     with pytest.raises(ValueError, match="give --cost-limit, or --label-folder to ask people"):
         certify.certify(certify.Args(run=str(run)))
-    with pytest.raises(StorageError, match="labels called no policy of this run safe"):
-        certify.certify(certify.Args(run=str(run), cost_limit=5, safe_policy=True))
     (run / "policy.safetensors").unlink()
     with pytest.raises(StorageError, match="has none; give the folder of a run"):
         certify.certify(certify.Args(run=str(run), cost_limit=5))

@@ -1,9 +1,8 @@
-"""The policies that a run leaves, and which of them is called safe."""
+"""The policy that a run leaves: how it is chosen, and its file."""
 
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +10,12 @@ import torch
 from torch import nn
 
 from pbcrl import load_cost_model, load_policy
-from pbcrl.errors import StorageError
-from pbcrl.export.policy import POLICY_FILE, SAFE_POLICY_FILE, Policy
-from pbcrl_script_utils.policies import SafePolicy, policy_of
+from pbcrl.export.policy import POLICY_FILE
+from pbcrl.storage import load_tensors
+from pbcrl_script_utils.policies import Candidates, policy_of
 
 from .conftest import load_edited
-from .runs import rows, small_pbcrl, small_ppo_lag, summary
+from .runs import small_pbcrl, small_ppo_lag, summary, weights
 
 
 def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(scripts, tmp_path):
@@ -42,52 +41,76 @@ def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(sc
     np.testing.assert_allclose(json.loads(run.stdout), expected, rtol=1e-5, atol=1e-6)
 
 
+class Constant(nn.Module):
+    """An agent whose action, its only weight, is always the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(()))
+
+
+def trained(num_iterations):
+    """Candidates of a training whose agent acts by the number of the iteration."""
+    candidates, agent = Candidates(num_iterations), Constant()
+    for iteration in range(1, num_iterations + 1):
+        nn.init.constant_(agent.action, iteration)
+        candidates.update(iteration, agent)
+    return candidates, agent
+
+
+@pytest.mark.parametrize(
+    ("num_iterations", "iterations"),
+    [(100, [84, 88, 92, 96, 100]), (7, [3, 4, 5, 6, 7]), (2, [1, 2])],
+)
+def test_five_policies_of_the_last_fifth_are_candidates(num_iterations, iterations):
+    candidates, agent = trained(num_iterations)
+    played = []
+    candidates.choose(agent, lambda: (played.append(int(agent.action)), 0.0))
+    assert played == iterations
+
+
+@pytest.mark.parametrize(
+    ("by_iteration", "best"),  # excess over what is allowed, mean return
+    [
+        ({84: (0, 5), 88: (-1, 7), 92: (0.1, 9), 96: (-0.5, 6), 100: (2, 8)}, 88),
+        ({84: (3, 1), 88: (1, 0), 92: (2, 9), 96: (5, 9), 100: (4, 9)}, 88),  # none is safe
+        ({84: (0, 5), 88: (0, 5), 92: (0, 5), 96: (0, 5), 100: (0, 4)}, 96),  # the latest of them
+        ({84: (None, 5), 88: (None, 7), 92: (None, 9), 96: (None, 9), 100: (None, 1)}, 100),
+    ],
+)
+def test_the_best_of_those_that_are_safe_is_taken_else_the_nearest_to_it(by_iteration, best):
+    candidates, agent = trained(100)
+    again = Candidates(100)  # as after a checkpoint
+    again.load_state_dict(candidates.state_dict())
+    assert again.choose(agent, lambda: by_iteration[int(agent.action)]) == best
+    assert int(agent.action) == best
+
+
+def test_policies_that_are_old_in_a_run_that_was_extended_are_no_candidates():
+    candidates, agent = trained(100)
+    longer = Candidates(108)
+    longer.load_state_dict(candidates.state_dict())
+    for iteration in range(101, 109):
+        nn.init.constant_(agent.action, iteration)
+        longer.update(iteration, agent)
+    played = []
+    longer.choose(agent, lambda: (played.append(int(agent.action)), 0.0))
+    assert played == [92, 96, 100, 104, 108]
+
+
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
-def test_the_safe_policy_is_the_one_of_the_highest_return_in_rounds_that_labels_call_safe(
+def test_a_run_leaves_the_policy_that_it_chose_and_goes_on_from_its_last(
     scripts, tmp_path, toy_dataset
 ):
-    options = {"total_timesteps": 3200, "finetune_interval": 1, "online_queries": 80}
-    options["constraint"] = (
-        "learned"  # by which a policy is called safe if most of its episodes are
-    )
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=2000, seed=4)
     folder = scripts.ppo_lag_pbcrl.train(args)
-    safe = [row for row in rows(folder) if row["unsafe_rate"] <= 0.5]
-    assert 0 < len(safe) < len(rows(folder))  # else this shows nothing
-    best = max(safe, key=lambda row: row["return"])
-    found = summary(folder)
-    assert found["safe_policy_iteration"] * 400 == best["env_steps"]
-    assert found["safe_policy_return"] == pytest.approx(best["return"])
-    assert (folder / SAFE_POLICY_FILE).exists()
-
-    # Where no policy is called safe there is none.
-    args = replace(args, constraint="rate", max_unsafe_rate=1e-9, run_name="strict")
-    folder = scripts.ppo_lag_pbcrl.train(args)
-    assert min(row["unsafe_rate"] for row in rows(folder)) > 0
-    assert summary(folder)["safe_policy_iteration"] is None
-    assert not (folder / SAFE_POLICY_FILE).exists()
-
-
-def test_the_safe_policy_is_played_in_place_of_the_last_one(scripts, tmp_path, capsys):
-    folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, total_timesteps=400))
-    args = scripts.evaluate.Args(str(folder), episodes=3, safe_policy=True, threads=1)
-    with pytest.raises(StorageError, match="labels called no policy of this run safe"):
-        scripts.evaluate.evaluate(args)
-
-    trained = json.loads((folder / "args.json").read_text())
-    agent, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
-    obs = np.random.default_rng(0).normal(size=(50, len(agent.obs_mean)))
-    last = agent.act(obs)
-    with torch.no_grad():
-        agent.mean[-1].bias.add_(0.3)
-    policy_of(agent, "Walk").save(folder / SAFE_POLICY_FILE)
-    safe, _, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
-    assert (safe.act(obs) == last).all()
-    scripts.evaluate.load_safe_policy(folder, policy_of(safe, "Walk"))
-    np.testing.assert_allclose(safe.act(obs), last + 0.3, rtol=1e-5, atol=1e-6)
-
-    scripts.evaluate.evaluate(args)
-    assert "deterministic safe policy, 3 episodes" in capsys.readouterr().out
+    chosen, number = summary(folder)["chosen_iteration"], args.num_iterations
+    assert number - Candidates.NUMBER < chosen < number  # else this shows nothing
+    found, state = weights(folder), load_tensors(folder / "checkpoint.safetensors", kind="run")[0]
+    agent = {name: state[f"state/parts/agent/{name}"] for name in found}
+    kept = {name: state[f"state/parts/candidates/kept/{chosen}/{name}"] for name in found}
+    assert all(torch.equal(found[name], kept[name]) for name in found)
+    assert any(not torch.equal(found[name], agent[name]) for name in found)
 
 
 def test_an_edited_agent_that_a_file_cannot_describe_leaves_none(scripts, tmp_path):
@@ -114,54 +137,6 @@ def test_a_run_says_that_a_policy_with_other_layers_is_in_no_file(scripts, tmp_p
     assert not (folder / POLICY_FILE).exists()
     (warning,) = summary(folder)["warnings"]
     assert warning.startswith(f"there will be no {POLICY_FILE}: the agent was edited")
-
-
-def constant(action):
-    """A policy whose action is always the same."""
-    net = nn.Sequential(nn.Linear(1, 1))
-    nn.init.zeros_(net[0].weight)
-    nn.init.constant_(net[0].bias, action)
-    names = {"obs_mean": 0.0, "obs_var": 1.0, "log_std": 0.0, "low": -9.0, "high": 9.0}
-    return Policy(net, **{n: torch.tensor([v]) for n, v in names.items()}, env_id="Walk")
-
-
-def test_what_labels_call_unsafe_or_say_nothing_of_is_never_kept(tmp_path):
-    kept, ended = SafePolicy(), np.zeros((0, 2))
-    rounds = [  # action, mean return of the round, unsafe
-        (1.0, 5.0, 0.4),
-        (2.0, 9.0, 0.6),  # unsafe
-        (3.0, 8.0, None),  # no labels
-        (4.0, 8.0, float("nan")),
-        (5.0, 4.0, 0.0),  # safer, but worth less
-        (6.0, 6.0, 0.5),
-    ]
-    found = []
-    for i, (action, mean_return, unsafe) in enumerate(rounds, 1):
-        new = np.array([[mean_return - 1, 0.0], [mean_return + 1, 99.0]])
-        ended = np.concatenate([ended, new])
-        kept.update(constant(action), ended, iteration=i, unsafe=unsafe, allowed=0.5)
-        again = SafePolicy()  # as after a checkpoint
-        again.load_state_dict(kept.state_dict())
-        kept = again
-        kept.save(tmp_path)
-        found.append(load_policy(tmp_path / SAFE_POLICY_FILE)([0.0]).item())
-    assert found == [1, 1, 1, 1, 1, 6]
-    assert (kept.iteration, kept.mean_return) == (6, 6.0)
-
-
-def test_a_kept_policy_does_not_follow_the_one_that_goes_on_learning(tmp_path):
-    kept, policy = SafePolicy(), constant(1.0)
-    kept.update(policy, np.zeros((1, 2)), iteration=1, unsafe=0.0, allowed=0.5)
-    for tensor in policy.state_dict()["tensors"].values():
-        tensor.fill_(7.0)
-    kept.save(tmp_path)
-    assert load_policy(tmp_path / SAFE_POLICY_FILE)([0.0]) == 1
-
-
-def test_a_round_in_which_no_episode_ended_chooses_nothing():
-    kept = SafePolicy()
-    kept.update(constant(1.0), np.zeros((0, 2)), iteration=1, unsafe=0.0, allowed=0.5)
-    assert kept.iteration is None
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
