@@ -6,7 +6,10 @@ simulated person answers questions about the others, as many as fit into the min
 
 - `pairs`: which of two whole episodes is safer, and is each of them safe;
 - `grids`: which of twelve clips have an unsafe step;
-- `marks`: which steps of an episode are unsafe, and is the whole of it safe.
+- `marks`: which steps of an episode are unsafe, and is the whole of it safe;
+- `labels`, a control: is a whole episode safe;
+- `preferences`, another: which of two is safer. Trees refuse to learn from that alone, since nothing
+  tells how much is too much, so of one episode they are told that it is unsafe.
 
 Trees learn from the answers. Every result is a row of `--out`; what has a row is not run again.
 """
@@ -45,10 +48,14 @@ from pbcrl.spaces import names_of
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.run import made_by
 
-Kind = Literal["pairs", "grids", "marks"]
-SECONDS: dict[Kind, float] = {"pairs": 7.0, "grids": 13.5, "marks": 14.5}
+Kind = Literal["pairs", "grids", "marks", "labels", "preferences"]
+SECONDS: dict[Kind, float] = {
+    **{"pairs": 7.0, "grids": 13.5, "marks": 14.5},
+    **{"labels": 3.5, "preferences": 5.5},
+}
 """Of a person, per question; estimates, not timed: four keys; twelve clips, of which some are
-clicked; an episode of 20 s at twice its speed, and a key for the whole."""
+clicked; an episode of 20 s at twice its speed, and a key for the whole; half a pair; a pair without
+two of its keys."""
 GRID = 12
 COLUMNS = (
     *("commit", "env", "source", "kind", "errors", "minutes", "seed", "questions"),
@@ -124,7 +131,7 @@ def answered(
             shown.append(clips[rng.integers(len(clips))])
         bound = 0.0  # one unsafe step
     else:
-        count = min(pool, questions * (2 if kind == "pairs" else 1))
+        count = min(pool, questions * (2 if kind in ("pairs", "preferences") else 1))
         shown = [data[i] for i in np.sort(rng.choice(pool, count, replace=False))]
         bound = limit
     if len(shown) % 2:
@@ -134,10 +141,14 @@ def answered(
     for i, j in order:
         first, second = (safe(shown[k], bound, flips, rng) for k in (i, j))
         preference = math.nan
-        if kind == "pairs":
+        if kind in ("pairs", "preferences"):
             costs = shown[i].true_cost, shown[j].true_cost
             preference = 0.5 if costs[0] == costs[1] else float(costs[0] < costs[1])
             preference = 1 - preference if rng.random() < flips else preference
+        if kind == "preferences":
+            told = any(0.0 in (label.first_safe, label.second_safe) for label in labels)
+            first, second = (one if one == 0 and not told else math.nan for one in (first, second))
+            second = second if math.isnan(first) else math.nan
         labels.append(Label(preference, first, second))
     buffer = PreferenceBuffer(shown)
     buffer.add_labels(order, labels)
@@ -173,10 +184,11 @@ def trial(
     costs = np.array([float(trees.step_cost(t.obs, t.actions).sum()) for t in test])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        at = trees.learned_limit if kind != "grids" else float(np.median(costs))
+        of_episodes = kind not in ("grids", "preferences")
+        at = trees.learned_limit if of_episodes else float(np.median(costs))
         report = cost_model_report(costs, true, limit, learned_limit=at)
         report["step_auroc"] = step_auroc(trees.step_cost, test)
-    if kind == "grids":  # clips have a limit of their own, and say nothing of that of an episode
+    if not of_episodes:  # what is learned says nothing of the limit of an episode
         report["balanced_accuracy"] = report["true_cost_at_limit"] = math.nan
     names = "step_auroc", "auroc", "balanced_accuracy", "true_cost_at_limit"
     return {
@@ -189,7 +201,11 @@ def trial(
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
-    for known in ("episodes differ in length", "segments must not be longer than the episodes"):
+    for known in (
+        "episodes differ in length",
+        "segments must not be longer than the episodes",
+        "no labelled trajectory is safe",
+    ):
         warnings.filterwarnings("ignore", known)
     data = TrajectoryDataset(args.dataset)
     num_test = min(int(args.test_share * len(data)), args.max_test_episodes)
