@@ -1,4 +1,4 @@
-"""Writes the tables of results into README.md and docs/results.md, from the CSV files of the runs.
+"""Writes the tables of results into README.md and docs, from the CSV files of the runs.
 
     python docs/make_tables.py            # after rows of docs/results/runs.csv have changed
     python docs/make_tables.py --check    # only compares, as a test does
@@ -22,7 +22,9 @@ import numpy as np
 from scipy.stats import t as student
 
 ROOT = Path(__file__).parents[1]
-PAGES = ROOT / "README.md", ROOT / "docs" / "results.md"
+PAGES = tuple(
+    ROOT / page for page in ("README.md", "docs/results.md", "docs/notebook/results-in-full.md")
+)
 
 TASKS = {
     "SafetyPointGoal1-v0": "pbcrl_accept",
@@ -92,6 +94,9 @@ PROVING = {
 }
 """Of the table of the proving ground: proving.csv."""
 
+PROVING_SUMMARY = "ppo", "ppo_lag", "pbcrl_500", "pbcrl"
+"""Methods of the short table."""
+
 PRICES = "0.03", "0.1", "0.3", "1", "3", "10"
 """Constant λ of the proving ground's profile."""
 
@@ -130,6 +135,9 @@ SUMMARY_COLUMNS = (
 )
 """Of the README's: one row per task; the last two are true costs of PbCRL, too."""
 
+
+MINUTES = "10", "30"
+"""Of the short table of a person's minutes."""
 
 Key = tuple[str, str, str]
 """Env id, variant and seed of a run."""
@@ -253,6 +261,13 @@ def gate() -> dict[str, list[list[str]]]:
     sizes = sorted({size for by_size in found.values() for size in by_size})
     head = "task, limit", "episodes of", "pairs of", "model", *(f"{n:,} pairs" for n in sizes)
     made = {name: [list(head)] for name in GATE}
+    columns = [("trees", 150), ("trees", 500), ("net", 500)]
+    made["gate"] = [["task", *(f"{model}, {n} pairs" for model, n in columns)]]
+    for env_id in sorted({key[0] for key in found}):
+        by_model = {m: found.get((env_id, "reward", "episodes", m), {}) for m in ("trees", "net")}
+        values = [[float(r["step_auroc"]) for r in by_model[m].get(n, [])] for m, n in columns]
+        shown = [interval(one, 2) if one else "" for one in values]
+        made["gate"].append([env_id.rpartition("-")[0], *shown])
     for (env_id, source, kind, model), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
         about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, model
@@ -273,8 +288,21 @@ def minutes() -> dict[str, list[list[str]]]:
         found.setdefault(key, {}).setdefault(int(row["minutes"]), []).append(row)
     sizes = sorted({size for by_size in found.values() for size in by_size})
     head = "task, limit", "episodes of", "questions", "the person", *(f"{n} minutes" for n in sizes)
+    kinds = "pairs", "grids", "marks"
+    columns = [(kind, size) for kind in kinds for size in MINUTES]
+    short = [["task", "the person", *(f"{kind}, {size} minutes" for kind, size in columns)]]
+    for env_id, source, errors in sorted({(e, s, x) for e, s, _, x in found}):
+        if source != "reward":
+            continue
+        cells = []
+        for kind, size in columns:
+            rows = found.get((env_id, source, kind, errors), {}).get(int(size), [])
+            values = [float(row["step_auroc"]) for row in rows if row["step_auroc"]]
+            cells.append(f"{np.mean(values):.2f}" if values else "")
+        who = "errs" if errors == "True" else "is exact"
+        short.append([env_id.rpartition("-")[0], who, *cells])
     measures = {"minutes_steps": "step_auroc", "minutes_episodes": "auroc"}
-    made = {name: [list(head)] for name in measures}
+    made = {name: [list(head)] for name in measures} | {"minutes": short}
     for (env_id, source, kind, errors), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
         who = "errs" if errors == "True" else "is exact"
@@ -314,6 +342,18 @@ def proving() -> dict[str, list[list[str]]]:
                 interval(column(rows, "true_cost_last_fifth"), of_cost),
             ]
         )
+    head = "task, limit", "safe script: return", *(PROVING[method] for method in PROVING_SUMMARY)
+    made["proving"] = [list(head)]
+    for task in sorted(
+        {task for task, _ in found}, key=lambda t: (found[t, "ppo_lag"][0]["sealed"], t)
+    ):
+        one = found[task, "ppo_lag"][0]
+        limit, safe = float(one["limit"]), float(one["safe_return"])
+        star = "*" if one["sealed"] == "True" else ""
+        row = [f"{task}{star}, {limit:g}", f"{safe:,.{0 if abs(safe) >= 1000 else 1}f}"]
+        made["proving"].append(
+            [*row, *(kept(found.get((task, m), []), limit, safe) for m in PROVING_SUMMARY)]
+        )
     made["profile"] = [["task, limit", "λ that adapts", *(f"λ = {price}" for price in PRICES)]]
     for task in sorted({task for task, _ in found}):
         methods = "ppo_lag", *(f"constant_{price}" for price in PRICES)
@@ -333,6 +373,17 @@ def outcome(rows: list[dict[str, str]], limit: float) -> str:
     gain, cost = (sum(column(rows, name)) / len(rows) for name in names)
     text = f"{gain:,.{of_return}f} / {cost:.{3 if limit < 1 else 1}f}"
     return f"**{text}**" if cost <= limit else text
+
+
+def kept(rows: list[dict[str, str]], limit: float, safe_return: float) -> str:
+    """Share of the safe script's return, and the mean true cost, bold within the limit."""
+    if not rows:
+        return ""
+    gain = relative(column(rows, "return_stochastic"), safe_return)
+    costs = column(rows, "true_cost_stochastic")
+    cost = interval(costs, 3 if limit < 1 else 1)
+    shown = f"**{cost}**" if sum(costs) / len(costs) <= limit else cost
+    return f"{gain}, {shown}" + (f" ({len(rows)})" if len(rows) != 5 else "")
 
 
 def relative(returns: list[float], of: float) -> str:
