@@ -27,6 +27,7 @@ from pbcrl.recorder import (
     TrajectoryRecorder,
     discarded_envs,
     finished_trajectories,
+    is_number,
     require_finite,
     step_costs,
 )
@@ -58,7 +59,11 @@ class RecordTrajectories(VectorWrapper):
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
     absent if no episode ended but discarded ones (`discarded_envs`). `finished_trajectories`
     reads them.
-    `cost` stays as the envs report it.
+    `cost` stays as the envs report it, as floats.
+
+    One env may report a cost as an int and another as a float: Gymnasium's own batching, which
+    takes the type of the first and cuts off the others, is told to keep floats. Integers that
+    another vector env has put together from single envs are refused: they may have been cut off.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
     with SAME_STEP the observation of a reset never joins the last action. A Box action is clipped
@@ -177,7 +182,9 @@ class RecordTrajectories(VectorWrapper):
         step, valid = self.next_step, self._valid
         # An error from here on leaves the envs in an unknown state: reset first.
         self._obs = None
-        next_obs, rewards, terminated, truncated, env_infos = self.env.step(actions)
+        next_obs, rewards, terminated, truncated, env_infos = _step_with_exact_costs(
+            self.env, actions
+        )
         done = np.logical_or(terminated, truncated)
         next_rows = self._rows(next_obs)
         require_finite(
@@ -308,3 +315,36 @@ class RecordTrajectories(VectorWrapper):
     def _rows(self, obs: Any) -> ObsArray:
         rows = obs_rows(self._obs_space, obs, num_envs=self.num_envs)
         return rows.reshape(self.num_envs, *self._obs_shape)
+
+
+def _step_with_exact_costs(envs: VectorEnv, actions: Any) -> Any:
+    """`envs.step`, in which Gymnasium makes an array of floats of the costs of single envs.
+
+    `VectorEnv._add_info` makes it of the type of the first env that reports: after an int 0, a cost
+    of 0.7 becomes 0. All vector envs of Gymnasium call it, those in processes too, and what it is
+    given is the last place where the cost of a single env can be seen.
+    """
+    unwrapped: Any = envs.unwrapped
+
+    def add_info(
+        vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        if "cost" in env_info:
+            cost = env_info["cost"]
+            if is_number(cost):
+                env_info = {**env_info, "cost": np.float64(cost)}
+            elif isinstance(vector_infos.get("cost"), np.ndarray):
+                # Kept as it is, to be refused by name: an error here would stop an
+                # AsyncVectorEnv in the middle of its answers.
+                vector_infos["cost"] = vector_infos["cost"].astype(object)
+        infos: dict[str, Any] = type(unwrapped)._add_info(
+            unwrapped, vector_infos, env_info, env_num
+        )
+        return infos
+
+    # For this step only: envs that remember it could not be pickled.
+    unwrapped._add_info = add_info
+    try:
+        return envs.step(actions)
+    finally:
+        del unwrapped._add_info
