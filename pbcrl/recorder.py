@@ -35,6 +35,12 @@ RECORDED_TWICE = (
     "env, not both"
 )
 """What it says of envs that hand out trajectories already."""
+NORMALISED = (
+    "what is recorded and scored must be observations in a fixed scale, not one that drifts with "
+    "running statistics, but NormalizeObservation is inside this wrapper; put it outside, around a "
+    "vector env as gymnasium.wrappers.vector.NormalizeObservation"
+)
+"""What it says of envs that normalise observations inside it."""
 _FIX = {
     "learned cost": "the cost model has diverged: load its last sound checkpoint",
     "obs": "fix the env, or end its episode before this; call reset() to go on",

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pbcrl.errors import MissingCostError
 from pbcrl.recorder import (
     CLIPPED,
+    NORMALISED,
     RECORDED_TWICE,
     RESET_FIRST,
     BoolArray,
@@ -35,8 +36,9 @@ from pbcrl.spaces import act_dim_of, executed_actions, obs_rows, obs_shape_of
 from pbcrl.trajectory import FloatArray, ObsArray
 
 try:
-    from gymnasium.vector import AutoresetMode
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
     from gymnasium.vector import VectorWrapper as VectorWrapper
+    from gymnasium.wrappers.vector import NormalizeObservation
 except ImportError:  # Gymnasium before 1.1, as the real Safety-Gymnasium needs it
 
     class VectorWrapper:  # type: ignore[no-redef]
@@ -89,7 +91,8 @@ class RecordTrajectories(VectorWrapper):
     Raises:
         ImportError: If Gymnasium is older than 1.1.
         ValueError: If a space has no fixed length, or another one than `obs_shape`, if the
-            autoreset mode is not given or DISABLED, or if the envs are recorded already.
+            autoreset mode is not given or DISABLED, or if the envs are recorded already or
+            normalise their observations.
     """
 
     def __init__(
@@ -115,7 +118,14 @@ class RecordTrajectories(VectorWrapper):
         while isinstance(inner, VectorWrapper):
             if isinstance(inner, RecordTrajectories):
                 raise ValueError(RECORDED_TWICE)
+            if isinstance(inner, NormalizeObservation):
+                raise ValueError(NORMALISED)
             inner = inner.env
+        # Single envs may live in other processes, where a name can be asked for, but no type.
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and any(
+            inner.call("has_wrapper_attr", "obs_rms")
+        ):
+            raise ValueError(NORMALISED)
         self._needs_cost = needs_cost
         self._resets_next_step = mode == AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)
