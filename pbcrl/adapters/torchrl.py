@@ -32,9 +32,9 @@ class PreferenceCost(Transform):  # type: ignore[misc]
     buffer, to score the steps by the model's present weights: costs noted while stepping are stale
     after fine-tuning.
 
-    Put it outside `ParallelEnv`, whose workers would keep copies of the weights and warn, and before
-    transforms that change observations. An env under it clips actions silently, and the model
-    would score what was not executed: use a bounded policy, such as `TanhNormal`.
+    Put it outside `ParallelEnv`, whose workers would keep copies of the weights (and warn), and
+    before transforms that change observations. An env under it clips actions silently, and the
+    model would score what was not executed: use a bounded policy, such as `TanhNormal`.
 
     Args:
         cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here.
