@@ -74,7 +74,7 @@ def check_cost_vector_env(
     """Play random actions until every env has ended once and been reset, and check every step.
 
     The contract of a batch of N envs: `metadata["autoreset_mode"]` is NEXT_STEP or SAME_STEP;
-    `infos["cost"]` has shape (N,) and one type on every step, floats if there is a mask `_cost`, and
+    `infos["cost"]` has shape (N,) and one type on every step, floats with a mask `_cost`, and
     holds the cost of the step just taken, also where it ended an episode. In NEXT_STEP the step
     after an end has reward 0, cost 0 and no end. In SAME_STEP the true last observation stands in
     `infos["final_obs"]` where `infos["_final_obs"]` is true. Gymnasium's own `SyncVectorEnv` does

@@ -37,8 +37,7 @@ RECORDED_TWICE = (
 """What it says of envs that hand out trajectories already."""
 NORMALISED = (
     "what is recorded and scored must be observations in a fixed scale, not one that drifts with "
-    "running statistics, but NormalizeObservation is inside this wrapper; put it outside, around a "
-    "vector env as gymnasium.wrappers.vector.NormalizeObservation"
+    "running statistics, but {inside} is inside this wrapper; put {outside} outside of it"
 )
 """What it says of envs that normalise observations inside it."""
 _FIX = {

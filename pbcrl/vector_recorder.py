@@ -114,18 +114,18 @@ class RecordTrajectories(VectorWrapper):
                 f"metadata['autoreset_mode'] of {envs} is {mode or 'not set'}; set it to "
                 "AutoresetMode.NEXT_STEP or AutoresetMode.SAME_STEP, whichever the envs do"
             )
-        inner: Any = envs
+        normalises, inner = False, envs
         while isinstance(inner, VectorWrapper):
             if isinstance(inner, RecordTrajectories):
                 raise ValueError(RECORDED_TWICE)
-            if isinstance(inner, NormalizeObservation):
-                raise ValueError(NORMALISED)
+            normalises |= isinstance(inner, NormalizeObservation)
             inner = inner.env
-        # Single envs may live in other processes, where a name can be asked for, but no type.
-        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv) and any(
-            inner.call("has_wrapper_attr", "obs_rms")
-        ):
-            raise ValueError(NORMALISED)
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
+            # Other processes can be asked for a name, but not for a type.
+            normalises |= any(inner.call("has_wrapper_attr", "obs_rms"))
+        if normalises:
+            outside = "gymnasium.wrappers.vector.NormalizeObservation"
+            raise ValueError(NORMALISED.format(inside="NormalizeObservation", outside=outside))
         self._needs_cost = needs_cost
         self._resets_next_step = mode == AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)

@@ -129,9 +129,9 @@ class PreferenceCostWrapper(
                 action leaves the episode as it was; the others end it unrecorded.
             MissingCostError: If the env reports a cost at some steps of an episode only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the action or the observation does not fit its space, the env's cost is
-                negative or not one number, or the episode goes on beyond the horizon of the cost
-                model. A bad action leaves the episode as it was.
+            ValueError: If the action or the observation does not fit its space, the env's reward or
+                cost is not one number, the cost is negative, or the episode goes on beyond the
+                horizon of the cost model. A bad action leaves the episode as it was.
         """
         if self._obs is None:
             raise ResetNeeded(RESET_FIRST)
@@ -149,6 +149,11 @@ class PreferenceCostWrapper(
         next_obs, reward, terminated, truncated, env_info = self.env.step(action)
         next_rows = self._rows(next_obs)
         require_finite("obs", next_rows, step)
+        if np.shape(reward) != ():
+            raise ValueError(
+                "a reward must be one number per step, got one of shape "
+                f"{np.shape(reward)}; return float(reward) in the env"
+            )
         require_finite("reward", np.array([reward], np.float64), step)
         done = bool(terminated or truncated)
         info = {**env_info, "cost": float(learned_cost[0])}  # a copy: the env may reuse its dict
@@ -318,5 +323,6 @@ def _require_bare(env: gym.Env[Any, Any]) -> None:
                 "itself by Autoreset; put Autoreset outside this wrapper"
             )
         if isinstance(env, gym.wrappers.NormalizeObservation):
-            raise ValueError(NORMALISED)
+            name = "NormalizeObservation"
+            raise ValueError(NORMALISED.format(inside=name, outside="it"))
         env = env.env

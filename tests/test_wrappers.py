@@ -154,7 +154,9 @@ def test_a_worker_process_is_told_that_its_model_is_a_copy(method):
 
 
 def test_normalised_observations_are_refused_inside_and_taken_outside():
-    with pytest.raises(ValueError, match=r"drift.* NormalizeObservation is inside.*put it outside"):
+    with pytest.raises(
+        ValueError, match=r"drift.* NormalizeObservation is inside.*put it outside of it"
+    ):
         PreferenceCostWrapper(TimeLimit(NormalizeObservation(Counter()), 5), linear_model())
     env = NormalizeObservation(PreferenceCostWrapper(Counter(3), linear_model()))
     assert [info["cost"] for info in play(env, [0.5, 0.0])] == [4, 1]
@@ -285,6 +287,15 @@ def test_a_cost_that_is_not_one_number_is_refused(cost):
     env = PreferenceCostWrapper(Counter(cost={1: cost}), linear_model())
     with pytest.raises(ValueError, match=r"info\['cost'\] must be one number .* sum several costs"):
         play(env, [0.0])
+
+
+def test_a_reward_that_is_not_one_number_is_refused_and_any_scalar_is_a_float():
+    env = PreferenceCostWrapper(Counter(reward={2: np.ones(1)}), linear_model())
+    with pytest.raises(ValueError, match=r"a reward must be one number per step, got .* \(1,\)"):
+        play(env, [0.0, 0.0])
+    env = PreferenceCostWrapper(Counter(1, reward={1: np.array(2)}), linear_model())
+    env.reset(seed=0)
+    assert type(env.step(act(0.0))[1]) is float
 
 
 @pytest.mark.parametrize("cost", [-1.0, -(10**9)])
