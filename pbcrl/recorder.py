@@ -145,8 +145,8 @@ def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
     discarded = np.zeros(num_envs, np.bool_)
     for found in (infos, infos.get("final_info", {})):
         for name in ("diverged", "partial"):
-            reported = np.asarray(found.get(name, False), np.bool_)
-            discarded |= reported & found.get(f"_{name}", True)
+            if name in found:
+                discarded |= np.asarray(found[name], np.bool_) & found.get(f"_{name}", True)
     return discarded
 
 

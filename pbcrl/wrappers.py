@@ -140,28 +140,30 @@ class PreferenceCostWrapper(
             self._has_warned = True
             warnings.warn(CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
         step = self._recorder.lengths + 1
-        self.cost_model.check_length(int(step.max()))
-        learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)
-        require_finite("learned cost", learned_cost, step)
+        self.cost_model.check_length(int(step[0]))
+        learned_cost = float(self.cost_model.step_cost(self._obs, executed)[0])
+        _require_finite("learned cost", learned_cost, step)
 
         # An error from here on leaves the env in an unknown state: reset first.
         obs, self._obs = self._obs, None
         next_obs, reward, terminated, truncated, env_info = self.env.step(action)
         next_rows = self._rows(next_obs)
         require_finite("obs", next_rows, step)
-        if np.shape(reward) != ():
+        given = np.asarray(reward)
+        if given.shape != () or given.dtype.kind not in "fiub":
             raise ValueError(
-                "a reward must be one number per step, got one of shape "
-                f"{np.shape(reward)}; return float(reward) in the env"
+                f"a reward must be one number per step, got shape {given.shape} and dtype "
+                f"{given.dtype}; return float(reward) in the env"
             )
-        require_finite("reward", np.array([reward], np.float64), step)
+        reward = float(reward)
+        _require_finite("reward", reward, step)
         done = bool(terminated or truncated)
-        info = {**env_info, "cost": float(learned_cost[0])}  # a copy: the env may reuse its dict
+        info = {**env_info, "cost": learned_cost}  # a copy: the env may reuse its dict
         true_cost = None
         if "cost" in env_info:
             true_cost = cost_array(env_info["cost"], ())[None]
-            require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
+            _require_finite("cost", info["true_cost"], step)
         if not self._ended:
             discarded = discarded_envs(env_info, 1)
             for trajectory in self._recorder.record(
@@ -177,7 +179,7 @@ class PreferenceCostWrapper(
                 info["trajectory"] = trajectory
             self._ended = done
         self._obs = next_rows
-        return next_obs, float(reward), bool(terminated), bool(truncated), info
+        return next_obs, reward, bool(terminated), bool(truncated), info
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PreferenceCostWrapper:
         return _copy_around_model(self, memo)
@@ -288,6 +290,12 @@ def _copy_around_model(wrapper: _Wrapper, memo: dict[int, Any]) -> _Wrapper:
     memo[id(wrapper)] = copied
     vars(copied).update(copy.deepcopy(vars(wrapper), memo))
     return copied
+
+
+def _require_finite(quantity: str, value: float, step: NDArray[np.int64]) -> None:
+    # A tenth of the time that an array takes.
+    if not math.isfinite(value):
+        require_finite(quantity, np.array([value]), step)
 
 
 def _require_fit(

@@ -289,10 +289,16 @@ def test_a_cost_that_is_not_one_number_is_refused(cost):
         play(env, [0.0])
 
 
-def test_a_reward_that_is_not_one_number_is_refused_and_any_scalar_is_a_float():
-    env = PreferenceCostWrapper(Counter(reward={2: np.ones(1)}), linear_model())
-    with pytest.raises(ValueError, match=r"a reward must be one number per step, got .* \(1,\)"):
+@pytest.mark.parametrize(
+    ("reward", "found"), [(np.ones(1), r"shape \(1,\) and dtype float64"), (None, "dtype object")]
+)
+def test_a_reward_that_is_not_one_number_is_refused(reward, found):
+    env = PreferenceCostWrapper(Counter(reward={2: reward}), linear_model())
+    with pytest.raises(ValueError, match=f"a reward must be one number per step, got .*{found}"):
         play(env, [0.0, 0.0])
+
+
+def test_any_scalar_as_a_reward_is_returned_as_a_float():
     env = PreferenceCostWrapper(Counter(1, reward={1: np.array(2)}), linear_model())
     env.reset(seed=0)
     assert type(env.step(act(0.0))[1]) is float
