@@ -61,7 +61,7 @@ class RecordTrajectories(VectorWrapper):
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
     absent if no episode ended but discarded ones (`discarded_envs`). `finished_trajectories`
     reads them.
-    `cost` stays as the envs report it, as floats.
+    `cost` stays as the envs report it, though as floats where Gymnasium batches it.
 
     One env may report a cost as an int and another as a float: Gymnasium's own batching, which
     takes the type of the first and cuts off the others, is told to keep floats. Integers that
