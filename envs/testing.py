@@ -30,8 +30,12 @@ def check_cost_env(env: gymnasium.Env[Any, Any], *, max_steps: int = 10_000, see
 
     The contract: observations and actions have a fixed length, actions in one part; `reset` gives
     (obs, info); every observation is finite and in its space; every reward is finite;
-    `info["cost"]` is there on every step, the last one included, and is a finite number >= 0; the
-    episode ends; the same seed and actions give the same episode again.
+    `info["cost"]` is there on every step, the last one included, and is a finite number >= 0, of
+    one type on all of them and at the reset; the episode ends; the same seed and actions give the
+    same episode again.
+
+    One type, since a vector env of Gymnasium gives its array the type of the first env that
+    reports: after an `int` 0, a cost of 0.7 becomes 0.
 
     Args:
         env: Wrapped as it will be trained on, `TimeLimit` included. It is reset, and not closed.
@@ -45,7 +49,7 @@ def check_cost_env(env: gymnasium.Env[Any, Any], *, max_steps: int = 10_000, see
     _check_max_steps(max_steps)
     _check_spaces(env.observation_space, env.action_space)
     env.action_space.seed(seed)
-    first_obs = _reset(env, seed=seed)
+    first_obs, reset_info = _reset(env, seed=seed)
     episode = [_step(env, env.action_space.sample(), number=0)]
     while not episode[-1].ended:
         if len(episode) == max_steps:
@@ -55,7 +59,9 @@ def check_cost_env(env: gymnasium.Env[Any, Any], *, max_steps: int = 10_000, see
             )
         episode.append(_step(env, env.action_space.sample(), number=len(episode)))
 
-    _check_same("the first observation", first_obs, _reset(env, seed=seed))
+    costs = {"reset": reset_info["cost"]} if "cost" in reset_info else {}
+    _check_types(costs | {f"step {number}": step.cost for number, step in enumerate(episode)})
+    _check_same("the first observation", first_obs, _reset(env, seed=seed)[0])
     for number, step in enumerate(episode):
         again = _step(env, step.action, number=number)
         for name in ("obs", "reward", "cost", "ended"):
@@ -68,11 +74,11 @@ def check_cost_vector_env(
     """Play random actions until every env has ended once and been reset, and check every step.
 
     The contract of a batch of N envs: `metadata["autoreset_mode"]` is NEXT_STEP or SAME_STEP;
-    `infos["cost"]` has shape (N,) on every step and holds the cost of the step just taken, also
-    where it ended an episode. In NEXT_STEP the step after an end has reward 0, cost 0 and no end.
-    In SAME_STEP the true last observation stands in `infos["final_obs"]` where
-    `infos["_final_obs"]` is true. Gymnasium's own `SyncVectorEnv` does not keep this contract: it
-    leaves the cost out of a step on which every env resets.
+    `infos["cost"]` has shape (N,) and one type on every step, floats with a mask `_cost`, and
+    holds the cost of the step just taken, also where it ended an episode. In NEXT_STEP the step
+    after an end has reward 0, cost 0 and no end. In SAME_STEP the true last observation stands in
+    `infos["final_obs"]` where `infos["_final_obs"]` is true. Gymnasium's own `SyncVectorEnv` does
+    not keep this contract: it leaves the cost out of a step on which every env resets.
 
     Args:
         envs: The batch. It is reset, and not closed.
@@ -103,6 +109,7 @@ def check_cost_vector_env(
     _check_obs("reset", envs.reset(seed=seed)[0], envs.observation_space)
     ended = np.zeros(envs.num_envs, dtype=np.bool_)  # on the last step
     has_ended = ended.copy()
+    first_costs = None
     for number in count():
         if number >= max_steps and not has_ended.all():
             raise CostEnvError(
@@ -116,6 +123,14 @@ def check_cost_vector_env(
         _check_row_of_numbers(f"rewards of {where}", rewards, envs.num_envs)
         costs = _cost(infos, where)
         _check_row_of_numbers(f"infos['cost'] of {where}", costs, envs.num_envs)
+        if "_cost" in infos and costs.dtype.kind in "iu" and envs.num_envs > 1:
+            raise CostEnvError(
+                "costs of single envs must be floats in the batch, or they may have been cut off "
+                f"to the type of the first, got {costs.dtype} on {where} with the mask '_cost'; "
+                "report float(cost) in the single env"
+            )
+        first_costs = costs if first_costs is None else first_costs
+        _check_types({"step 0": first_costs, where: costs})
         if (np.asarray(costs) < 0).any():
             raise CostEnvError(
                 f"a true cost must be >= 0, got {costs} on {where}; "
@@ -141,7 +156,7 @@ class _Step(NamedTuple):
     action: Any
     obs: Any
     reward: float
-    cost: float
+    cost: Any  # of the type that the env reports
     ended: bool
 
 
@@ -175,14 +190,15 @@ def _check_fixed_length(name: str, space: gymnasium.Space[Any]) -> None:
         )
 
 
-def _reset(env: gymnasium.Env[Any, Any], *, seed: int) -> Any:
+def _reset(env: gymnasium.Env[Any, Any], *, seed: int) -> tuple[Any, dict[str, Any]]:
     answer: object = env.reset(seed=seed)
     if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
         raise CostEnvError(
             f"reset must return (obs, info) with a dict as info, got {_outline(answer)}"
         )
     _check_obs("reset", answer[0], env.observation_space)
-    return flatten(env.observation_space, answer[0])  # a copy: the env may write into its own
+    row = flatten(env.observation_space, answer[0])  # a copy: the env may write into its own
+    return row, answer[1]
 
 
 def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
@@ -206,7 +222,7 @@ def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
             f"a true cost must be >= 0, got {cost} on {where}; pay for safety in the reward instead"
         )
     row = flatten(env.observation_space, obs)
-    return _Step(action, row, float(reward), float(cost), bool(terminated or truncated))
+    return _Step(action, row, float(reward), cost, bool(terminated or truncated))
 
 
 def _cost(info: Mapping[str, Any], where: str) -> Any:
@@ -216,6 +232,19 @@ def _cost(info: Mapping[str, Any], where: str) -> Any:
             f"{sorted(info)}; report 0.0 on steps without cost, and on the last step too"
         )
     return info["cost"]
+
+
+def _check_types(costs: Mapping[str, Any]) -> None:
+    """Of all costs, by the place where they were reported."""
+    dtypes = {where: np.asarray(cost).dtype for where, cost in costs.items()}
+    where, first = next(iter(dtypes.items()))
+    for other, dtype in dtypes.items():
+        if dtype != first:
+            raise CostEnvError(
+                "costs must have one type on every step and at the reset, or a vector env cuts "
+                f"them off to the type of the first, got {first} on {where} and {dtype} on "
+                f"{other}; report float(cost) everywhere"
+            )
 
 
 def _check_obs(where: str, obs: object, space: gymnasium.Space[Any]) -> None:

@@ -7,7 +7,9 @@ depend on labels, losses or environments: `CostModelTrainer` trains it, on `Traj
 from __future__ import annotations
 
 import math
+import multiprocessing
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -54,6 +56,13 @@ class LearnedCost(nn.Module, ABC):
     """Steps of a full-length trajectory, for which the limit holds; None is any number."""
     num_members: int
     """M; 1 for a single model."""
+    made_in: int | None = None
+    """Id of the process that made it, by which a wrapper in another one knows it for a copy; None
+    if it is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_in = os.getpid()
 
     @property
     def obs_dim(self) -> int:
@@ -588,6 +597,18 @@ def require_learned_cost(model: object) -> None:
             f"a cost model must be a CostModel or another LearnedCost, got {model!r:.200}; read a "
             "file by load_cost_model(path)[0], and pass a network as "
             "CostModel(observation_space, action_space, net=network)"
+        )
+
+
+def warn_of_a_copy(model: LearnedCost) -> None:
+    """Warn in a worker process, such as one of `AsyncVectorEnv`, of a model that came with it."""
+    is_worker = multiprocessing.parent_process() is not None
+    if is_worker and model.made_in not in (None, os.getpid()):
+        warnings.warn(
+            "a learned cost follows the fine-tuning of its model, but this one was made in another "
+            "process, and this worker process has a copy, whose weights stay as they are; score "
+            "in the process that trains, by PreferenceCostVectorWrapper around the vector env",
+            stacklevel=4,
         )
 
 

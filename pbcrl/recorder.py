@@ -35,6 +35,11 @@ RECORDED_TWICE = (
     "env, not both"
 )
 """What it says of envs that hand out trajectories already."""
+NORMALISED = (
+    "what is recorded and scored must be observations in a fixed scale, not one that drifts with "
+    "running statistics, but {inside} is inside this wrapper; put {outside} outside of it"
+)
+"""What it says of envs that normalise observations inside it."""
 _FIX = {
     "learned cost": "the cost model has diverged: load its last sound checkpoint",
     "obs": "fix the env, or end its episode before this; call reset() to go on",
@@ -77,7 +82,8 @@ def step_costs(
     With SAME_STEP autoreset, Gymnasium's vector envs move the last step of an episode into
     `infos["final_info"]`, since `infos["cost"]` then speaks of the reset. A batched env may keep
     every step in `infos["cost"]`; both are read. Report costs as floats: Gymnasium takes the type
-    of the array from the first env that reports, and an int there truncates the others.
+    of the array from the first env that reports, and an int there truncates the others. So an
+    array of integers with the mask `_cost` is refused, unless it is of one env.
 
     Args:
         infos: Infos of a vector env whose envs report `info["cost"]`, before any of our wrappers.
@@ -92,14 +98,18 @@ def step_costs(
 
     Raises:
         MissingCostError: If some valid rows report a cost and others do not.
-        ValueError: If a reported cost is not one number per env, or negative.
+        ValueError: If a reported cost is not one number per env, or negative, or may have been
+            truncated.
     """
     costs = np.zeros(num_envs, np.float32)
     reported = np.zeros(num_envs, np.bool_)
+    final_info = infos.get("final_info", {})
+    for batched in (infos, final_info):
+        if "_cost" in batched and num_envs > 1:
+            _require_whole(batched["cost"])
     if "cost" in infos:
         costs[:] = cost_array(infos["cost"], (num_envs,))
         reported[:] = infos.get("_cost", True)
-    final_info = infos.get("final_info", {})
     if "cost" in final_info:
         ended = np.asarray(done, np.bool_) & infos.get("_final_info", True)
         costs[ended] = cost_array(final_info["cost"], (num_envs,))[ended]
@@ -135,8 +145,8 @@ def discarded_envs(infos: Mapping[str, Any], num_envs: int) -> BoolArray:
     discarded = np.zeros(num_envs, np.bool_)
     for found in (infos, infos.get("final_info", {})):
         for name in ("diverged", "partial"):
-            reported = np.asarray(found.get(name, False), np.bool_)
-            discarded |= reported & found.get(f"_{name}", True)
+            if name in found:
+                discarded |= np.asarray(found[name], np.bool_) & found.get(f"_{name}", True)
     return discarded
 
 
@@ -394,6 +404,23 @@ def require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -
     raise NonFiniteError(
         f"{quantity} must be finite, got {rows[~finite][0]} at {where}; {_FIX[quantity]}"
     )
+
+
+def is_number(reported: Any) -> bool:
+    """Whether an env reported one real number as `info["cost"]`, of whatever type."""
+    return isinstance(reported, int | float | np.generic | np.ndarray) and (
+        np.shape(reported) == () and np.asarray(reported).dtype.kind in "fiub"
+    )
+
+
+def _require_whole(batched: Any) -> None:
+    dtype = np.asarray(batched).dtype
+    if dtype.kind in "iub" or dtype == np.float16:
+        raise ValueError(
+            "the costs of single envs must be batched as float32 or float64, or they may have been "
+            f"cut off to the type of the first env that reported, got infos['cost'] as {dtype} "
+            "with the mask '_cost'; report float(cost) in every step of the env, and at its reset"
+        )
 
 
 def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:

@@ -243,6 +243,8 @@ def _batch(num_envs: int | None) -> tuple[int, ...]:
 
 def _float32(rows: NDArray[Any]) -> FloatArray:
     # A copy: envs may write the next observation into the same memory.
+    if rows.dtype == np.float32:
+        return rows.copy()
     with np.errstate(over="ignore"):  # what overflows becomes inf, and is then refused by name
         return rows.astype(np.float32)
 

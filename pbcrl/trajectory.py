@@ -38,8 +38,8 @@ class Trajectory:
 
     Raises:
         TypeError: If an array does not hold numbers.
-        ValueError: If the shapes do not fit each other, there is no step, or only some of
-            rewards, `terminated` and `final_obs` are there.
+        ValueError: If the shapes do not fit each other, there is no step, a cost is negative, or
+            only some of rewards, `terminated` and `final_obs` are there.
         NonFiniteError: If any entry is NaN or infinite, also after the cast to float32.
     """
 
@@ -50,7 +50,7 @@ class Trajectory:
     """a_t as the env executed it, clipped to its bounds and flat (`action_rows`): float32 (T,
     act_dim)."""
     costs: NumberArray | None = None
-    """True cost per step. Only the oracle and the metrics may read it. float32 (T,)."""
+    """True cost per step, >= 0. Only the oracle and the metrics may read it. float32 (T,)."""
     rewards: NumberArray | None = None
     """Reward per step, float32 (T,)."""
     terminated: bool | None = None
@@ -65,6 +65,12 @@ class Trajectory:
         for name in ("costs", "rewards"):
             if getattr(self, name) is not None:
                 arrays[name] = _as_float32(name, getattr(self, name), ndim=1)
+        if "costs" in arrays and (arrays["costs"] < 0).any():
+            step = int(np.argmax(arrays["costs"] < 0))
+            raise ValueError(
+                f"a true cost must be >= 0, got {arrays['costs'][step]} at step {step} of a "
+                "trajectory; count a bonus in the rewards instead"
+            )
         if not len(obs) or {len(array) for array in arrays.values()} != {len(obs)}:
             found = ", ".join(f"{len(array)} of {name}" for name, array in arrays.items())
             raise ValueError(

@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from pbcrl.errors import MissingCostError
 from pbcrl.recorder import (
     CLIPPED,
+    NORMALISED,
     RECORDED_TWICE,
     RESET_FIRST,
     BoolArray,
     TrajectoryRecorder,
     discarded_envs,
     finished_trajectories,
+    is_number,
     require_finite,
     step_costs,
 )
@@ -34,8 +36,9 @@ from pbcrl.spaces import act_dim_of, executed_actions, obs_rows, obs_shape_of
 from pbcrl.trajectory import FloatArray, ObsArray
 
 try:
-    from gymnasium.vector import AutoresetMode
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
     from gymnasium.vector import VectorWrapper as VectorWrapper
+    from gymnasium.wrappers.vector import NormalizeObservation
 except ImportError:  # Gymnasium before 1.1, as the real Safety-Gymnasium needs it
 
     class VectorWrapper:  # type: ignore[no-redef]
@@ -58,7 +61,11 @@ class RecordTrajectories(VectorWrapper):
     `trajectory`: object array (N,) of finished `Trajectory` or None; `_trajectory`: its mask; both
     absent if no episode ended but discarded ones (`discarded_envs`). `finished_trajectories`
     reads them.
-    `cost` stays as the envs report it.
+    `cost` stays as the envs report it, though as floats where Gymnasium batches it.
+
+    One env may report a cost as an int and another as a float: Gymnasium's own batching, which
+    takes the type of the first and cuts off the others, is told to keep floats. Integers that
+    another vector env has put together from single envs are refused: they may have been cut off.
 
     Exact in both autoreset modes: the reset step of NEXT_STEP is no transition and is not recorded;
     with SAME_STEP the observation of a reset never joins the last action. A Box action is clipped
@@ -84,7 +91,8 @@ class RecordTrajectories(VectorWrapper):
     Raises:
         ImportError: If Gymnasium is older than 1.1.
         ValueError: If a space has no fixed length, or another one than `obs_shape`, if the
-            autoreset mode is not given or DISABLED, or if the envs are recorded already.
+            autoreset mode is not given or DISABLED, or if the envs are recorded already or
+            normalise their observations.
     """
 
     def __init__(
@@ -106,11 +114,18 @@ class RecordTrajectories(VectorWrapper):
                 f"metadata['autoreset_mode'] of {envs} is {mode or 'not set'}; set it to "
                 "AutoresetMode.NEXT_STEP or AutoresetMode.SAME_STEP, whichever the envs do"
             )
-        inner: Any = envs
+        normalises, inner = False, envs
         while isinstance(inner, VectorWrapper):
             if isinstance(inner, RecordTrajectories):
                 raise ValueError(RECORDED_TWICE)
+            normalises |= isinstance(inner, NormalizeObservation)
             inner = inner.env
+        if isinstance(inner, SyncVectorEnv | AsyncVectorEnv):
+            # Other processes can be asked for a name, but not for a type.
+            normalises |= any(inner.call("has_wrapper_attr", "obs_rms"))
+        if normalises:
+            outside = "gymnasium.wrappers.vector.NormalizeObservation"
+            raise ValueError(NORMALISED.format(inside="NormalizeObservation", outside=outside))
         self._needs_cost = needs_cost
         self._resets_next_step = mode == AutoresetMode.NEXT_STEP
         self._recorder = TrajectoryRecorder(envs.num_envs)
@@ -177,7 +192,9 @@ class RecordTrajectories(VectorWrapper):
         step, valid = self.next_step, self._valid
         # An error from here on leaves the envs in an unknown state: reset first.
         self._obs = None
-        next_obs, rewards, terminated, truncated, env_infos = self.env.step(actions)
+        next_obs, rewards, terminated, truncated, env_infos = _step_with_exact_costs(
+            self.env, actions
+        )
         done = np.logical_or(terminated, truncated)
         next_rows = self._rows(next_obs)
         require_finite(
@@ -308,3 +325,36 @@ class RecordTrajectories(VectorWrapper):
     def _rows(self, obs: Any) -> ObsArray:
         rows = obs_rows(self._obs_space, obs, num_envs=self.num_envs)
         return rows.reshape(self.num_envs, *self._obs_shape)
+
+
+def _step_with_exact_costs(envs: VectorEnv, actions: Any) -> Any:
+    """`envs.step`, in which Gymnasium makes an array of floats of the costs of single envs.
+
+    `VectorEnv._add_info` makes it of the type of the first env that reports: after an int 0, a cost
+    of 0.7 becomes 0. All vector envs of Gymnasium call it, those in processes too, and what it is
+    given is the last place where the cost of a single env can be seen.
+    """
+    unwrapped: Any = envs.unwrapped
+
+    def add_info(
+        vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
+    ) -> dict[str, Any]:
+        if "cost" in env_info:
+            cost = env_info["cost"]
+            if is_number(cost):
+                env_info = {**env_info, "cost": np.float64(cost)}
+            elif isinstance(vector_infos.get("cost"), np.ndarray):
+                # Kept as it is, to be refused by name: an error here would stop an
+                # AsyncVectorEnv in the middle of its answers.
+                vector_infos["cost"] = vector_infos["cost"].astype(object)
+        infos: dict[str, Any] = type(unwrapped)._add_info(
+            unwrapped, vector_infos, env_info, env_num
+        )
+        return infos
+
+    # For this step only: envs that remember it could not be pickled.
+    unwrapped._add_info = add_info
+    try:
+        return envs.step(actions)
+    finally:
+        del unwrapped._add_info

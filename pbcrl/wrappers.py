@@ -7,10 +7,11 @@ labels, limits or training.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -20,9 +21,10 @@ from gymnasium.spaces import Box
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
-from pbcrl.cost_model import LearnedCost, require_learned_cost
+from pbcrl.cost_model import LearnedCost, require_learned_cost, warn_of_a_copy
 from pbcrl.recorder import (
     CLIPPED,
+    NORMALISED,
     RECORDED_TWICE,
     RESET_FIRST,
     BoolArray,
@@ -60,7 +62,12 @@ class PreferenceCostWrapper(
 
     Put it outside `TimeLimit`, or it sees no episode end, and inside all that changes observations:
     the cost model must see raw observations, not drifting statistics. `reset` in mid-episode drops
-    the unfinished rows; a step after an episode's end is passed on but never recorded.
+    the unfinished rows; a step after an episode's end is passed on but never recorded. Where the
+    env reports a cost at its reset, 0 stands there instead: nothing was done yet.
+
+    A deep copy, and an env made again from its `spec`, share the model. A pickled copy and a
+    wrapper in a worker process, such as those of `AsyncVectorEnv`, have one of their own, which
+    fine-tuning does not reach: they warn. Put `PreferenceCostVectorWrapper` around the vector env.
 
     Args:
         env: An env whose spaces have a fixed length: observations as in `obs_shape_of`, actions as
@@ -71,7 +78,8 @@ class PreferenceCostWrapper(
     Raises:
         TypeError: If `cost_model` is no `LearnedCost`.
         ValueError: If a space has no fixed length or does not fit the cost model, if its time limit
-            is not the horizon of the cost model, or if the env is wrapped already or resets itself.
+            is not the horizon of the cost model, or if the env is wrapped already, resets itself or
+            normalises its observations.
     """
 
     def __init__(self, env: gym.Env[Any, Any], cost_model: LearnedCost) -> None:
@@ -79,6 +87,7 @@ class PreferenceCostWrapper(
         gym.utils.RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, cost_model=cost_model
         )
+        self._saved_kwargs = _Shared(cost_model=cost_model)  # wrappers outside copy the spec
         gym.Wrapper.__init__(self, env)
         _require_bare(env)
         _require_fit(env.observation_space, env.action_space, cost_model)
@@ -106,6 +115,10 @@ class PreferenceCostWrapper(
         rows = self._rows(obs)
         require_finite("obs", rows, np.zeros(len(rows), np.int64))
         self._obs = rows
+        if "cost" in info:
+            # Not the env's own under the learned one's name; and in a vector env an int there would
+            # make the learned costs of the others ints.
+            info = {**info, "cost": 0.0}
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -116,9 +129,9 @@ class PreferenceCostWrapper(
                 action leaves the episode as it was; the others end it unrecorded.
             MissingCostError: If the env reports a cost at some steps of an episode only.
             ResetNeeded: If there was no reset since the start or since an error.
-            ValueError: If the action or the observation does not fit its space, the env's cost is
-                negative or not one number, or the episode goes on beyond the horizon of the cost
-                model. A bad action leaves the episode as it was.
+            ValueError: If the action or the observation does not fit its space, the env's reward or
+                cost is not one number, the cost is negative, or the episode goes on beyond the
+                horizon of the cost model. A bad action leaves the episode as it was.
         """
         if self._obs is None:
             raise ResetNeeded(RESET_FIRST)
@@ -127,23 +140,30 @@ class PreferenceCostWrapper(
             self._has_warned = True
             warnings.warn(CLIPPED.format(module="gymnasium.wrappers"), stacklevel=2)
         step = self._recorder.lengths + 1
-        self.cost_model.check_length(int(step.max()))
-        learned_cost = self.cost_model.step_cost(self._obs, executed)  # (1,)
-        require_finite("learned cost", learned_cost, step)
+        self.cost_model.check_length(int(step[0]))
+        learned_cost = float(self.cost_model.step_cost(self._obs, executed)[0])
+        _require_finite("learned cost", learned_cost, step)
 
         # An error from here on leaves the env in an unknown state: reset first.
         obs, self._obs = self._obs, None
         next_obs, reward, terminated, truncated, env_info = self.env.step(action)
         next_rows = self._rows(next_obs)
         require_finite("obs", next_rows, step)
-        require_finite("reward", np.array([reward], np.float64), step)
+        given = np.asarray(reward)
+        if given.shape != () or given.dtype.kind not in "fiub":
+            raise ValueError(
+                f"a reward must be one number per step, got shape {given.shape} and dtype "
+                f"{given.dtype}; return float(reward) in the env"
+            )
+        reward = float(reward)
+        _require_finite("reward", reward, step)
         done = bool(terminated or truncated)
-        info = {**env_info, "cost": float(learned_cost[0])}  # a copy: the env may reuse its dict
+        info = {**env_info, "cost": learned_cost}  # a copy: the env may reuse its dict
         true_cost = None
         if "cost" in env_info:
             true_cost = cost_array(env_info["cost"], ())[None]
-            require_finite("cost", true_cost, step)
             info["true_cost"] = float(true_cost[0])
+            _require_finite("cost", info["true_cost"], step)
         if not self._ended:
             discarded = discarded_envs(env_info, 1)
             for trajectory in self._recorder.record(
@@ -159,7 +179,14 @@ class PreferenceCostWrapper(
                 info["trajectory"] = trajectory
             self._ended = done
         self._obs = next_rows
-        return next_obs, float(reward), bool(terminated), bool(truncated), info
+        return next_obs, reward, bool(terminated), bool(truncated), info
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreferenceCostWrapper:
+        return _copy_around_model(self, memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        warnings.warn(_PICKLED, stacklevel=2)
+        return vars(self)
 
     def _rows(self, obs: Any) -> ObsArray:
         return obs_rows(self._obs_space, obs).reshape(1, *self.cost_model.obs_shape)
@@ -184,7 +211,7 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         TypeError: If `cost_model` is no `LearnedCost`.
         ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
             is not the horizon of the cost model, if the autoreset mode is not given or DISABLED, or
-            if the envs are wrapped already.
+            if the envs are wrapped already or normalise their observations.
     """
 
     env: RecordTrajectories
@@ -234,11 +261,48 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         """Go on where `state_dict` was taken, as `RecordTrajectories` does."""
         self.env.load_state_dict(state)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> PreferenceCostVectorWrapper:
+        return _copy_around_model(self, memo)
+
+    def __getstate__(self) -> dict[str, Any]:
+        warnings.warn(_PICKLED, stacklevel=2)
+        return vars(self)
+
+
+_PICKLED = (
+    "a pickled wrapper holds a copy of the cost model, which does not follow its fine-tuning; "
+    "after loading set env.cost_model = the model that is trained, or wrap the env again"
+)
+_Wrapper = TypeVar("_Wrapper", PreferenceCostWrapper, PreferenceCostVectorWrapper)
+
+
+class _Shared(dict[str, Any]):
+    """Arguments that a deep copy shares."""
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Shared:
+        return self
+
+
+def _copy_around_model(wrapper: _Wrapper, memo: dict[int, Any]) -> _Wrapper:
+    """A deep copy with the same model, unless that has been copied along."""
+    memo.setdefault(id(wrapper.cost_model), wrapper.cost_model)
+    copied = object.__new__(type(wrapper))
+    memo[id(wrapper)] = copied
+    vars(copied).update(copy.deepcopy(vars(wrapper), memo))
+    return copied
+
+
+def _require_finite(quantity: str, value: float, step: NDArray[np.int64]) -> None:
+    # A tenth of the time that an array takes.
+    if not math.isfinite(value):
+        require_finite(quantity, np.array([value]), step)
+
 
 def _require_fit(
     obs_space: gym.Space[Any], action_space: gym.Space[Any], cost_model: LearnedCost
 ) -> None:
     require_learned_cost(cost_model)
+    warn_of_a_copy(cost_model)
     obs_shape, act_dim = obs_shape_of(obs_space), act_dim_of(action_space)
     readable = {obs_shape, (math.prod(obs_shape),)}
     if isinstance(obs_space, Box) and obs_space.shape:
@@ -266,4 +330,7 @@ def _require_bare(env: gym.Env[Any, Any]) -> None:
                 "the wrapper records from reset() to the end of an episode, but the env resets "
                 "itself by Autoreset; put Autoreset outside this wrapper"
             )
+        if isinstance(env, gym.wrappers.NormalizeObservation):
+            name = "NormalizeObservation"
+            raise ValueError(NORMALISED.format(inside=name, outside="it"))
         env = env.env

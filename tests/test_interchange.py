@@ -85,6 +85,14 @@ def test_a_file_of_the_dsrl_schema_made_by_somebody_else_opens(tmp_path):
     assert found[1].rewards.tolist() == [2, 3]
 
 
+def test_a_dsrl_file_with_a_negative_cost_is_refused(tmp_path):
+    to_dsrl(episodes(), tmp_path / "bonus.hdf5")
+    with h5py.File(tmp_path / "bonus.hdf5", "r+") as file:
+        file["costs"][1] = -1.0
+    with pytest.raises(CorruptFileError, match=r"a true cost must be >= 0, got -1.0 at step 1"):
+        from_dsrl(tmp_path / "bonus.hdf5")
+
+
 def test_a_minari_dataset_made_by_somebody_else_opens():
     """Discrete actions, and infos with the reset's cost in front."""
     from minari.data_collector import EpisodeBuffer

@@ -21,7 +21,7 @@ import pytest
 import pbcrl_envs  # noqa: F401 registers
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.label.clips import clip_of, draw_frames
+from pbcrl.label.clips import clip_of, draw_frames, draw_replay
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.replay import Replay, drawn_how, replay_frames
 from pbcrl.label.server import LabelServer
@@ -493,6 +493,70 @@ def test_an_env_says_by_its_metadata_what_people_see_of_it():
     assert [int(frame.max()) for frame, _ in found] == [200] * 4
     assert [caption for _, caption in found] == ["", "1 m/s", "1 m/s", "1 m/s"]
     assert drawn_how("Scene-v0") == (20, {"grey": 200})
+
+
+class Painted(Scene):
+    """Shows its pictures in turn."""
+
+    def __init__(self, render_mode=None, pictures=()):
+        self.render_mode, self.pictures = render_mode, list(pictures)
+
+    def render(self):
+        return self.pictures.pop(0)
+
+
+STILL = Trajectory(np.zeros((1, 2)), np.ones((1, 2)))
+
+
+def painted(*pictures):
+    metadata = Scene.metadata | {"labelling": {"pictures": pictures}}
+    gym.register("Painted-v0", type("Painted", (Painted,), {"metadata": metadata}))
+    drawn_how.cache_clear()
+    return Replay("Painted-v0", seed=0)
+
+
+@pytest.fixture
+def _forgotten():
+    yield
+    del gym.registry["Painted-v0"]
+    drawn_how.cache_clear()
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize(
+    ("picture", "found"),
+    [
+        (np.full((4, 4, 3), 0.75), "float64 from 0.75 to 0.75"),
+        (np.full((4, 4, 3), 200.0), "float64 from 200.0 to 200.0"),
+        (np.full((4, 4, 3), 256), "int64 from 256 to 256"),
+        (np.full((4, 4, 3), -1), "int64 from -1 to -1"),
+        (np.ones((4, 4, 3), bool), "bool from True to True"),
+    ],
+)
+def test_pictures_whose_numbers_are_no_bytes_are_refused_rather_than_shown_black(picture, found):
+    with pytest.raises(ValueError, match=rf"render\(\) returns .* 0 to 255.*, got {found}; return"):
+        list(replay_frames(painted(picture, picture), STILL))
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_integers_that_are_bytes_are_shown_as_they_are():
+    replay = painted(np.full((4, 4, 3), 200), np.full((4, 4, 4), 7, np.uint8))
+    frames = [frame for frame, _ in replay_frames(replay, STILL)]
+    assert [(frame.dtype, frame.shape, frame.max()) for frame in frames] == [
+        (np.uint8, (4, 4, 3), 200),
+        (np.uint8, (4, 4, 3), 7),
+    ]
+
+
+@needs_ffmpeg
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize("second", [(6, 4, 3), (4, 2, 3)])
+def test_pictures_that_change_their_size_are_refused_with_both(tmp_path, second):
+    replay = painted(np.zeros((4, 4, 3), np.uint8), np.zeros(second, np.uint8))
+    with pytest.raises(LabelError, match=rf"of one size, got \(4, 4\) and then \({second[0]}, "):
+        draw_replay(tmp_path, "0" * 32, replay, STILL)
+    assert clip_of(tmp_path, "0" * 32) is None
+    assert list((tmp_path / "clips").iterdir()) == []
 
 
 def test_what_would_be_another_episode_is_not_shown():

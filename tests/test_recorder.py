@@ -177,3 +177,17 @@ def test_a_recorder_that_saw_no_step_yet_can_be_continued():
 def test_the_state_of_another_number_of_envs_is_refused():
     with pytest.raises(ValueError, match="as many envs as it has, 2, got one for 3"):
         TrajectoryRecorder(2).load_state_dict(TrajectoryRecorder(3).state_dict())
+
+
+def test_integers_that_gymnasium_made_of_single_costs_are_refused_and_those_of_a_batch_are_not():
+    done = np.zeros(2, np.bool_)
+    ones = np.ones(2, np.bool_)
+    for costs in (np.array([0, 1]), np.array([False, True]), np.array([0, 1], np.float16)):
+        assert step_costs({"cost": costs}, 2, done).tolist() == [0, 1]
+        assert step_costs({"cost": costs[:1], "_cost": ones[:1]}, 1, done[:1]).tolist() == [0]
+        for infos in (
+            {"cost": costs, "_cost": ones},
+            {"final_info": {"cost": costs, "_cost": ones}},
+        ):
+            with pytest.raises(ValueError, match=f"cut off .*got info.* as {costs.dtype} with"):
+                step_costs(infos, 2, ones)

@@ -110,6 +110,15 @@ def test_costs_must_be_one_number_per_step():
         Trajectory(obs, actions, costs=np.zeros(2))
 
 
+def test_a_negative_cost_is_refused_with_its_step():
+    rows = np.zeros((3, 1))
+    Trajectory(rows, rows, np.array([0.0, -0.0, 2.0]))
+    with pytest.raises(
+        ValueError, match=r"must be >= 0, got -0.5 at step 1 of a trajectory; count"
+    ):
+        Trajectory(rows, rows, np.array([0.0, -0.5, -2.0]))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["obs", "actions", "costs"])
 def test_an_entry_that_is_not_finite_is_refused_by_name(name, bad):

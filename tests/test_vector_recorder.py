@@ -3,6 +3,7 @@
 import copy
 import doctest
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ pytest.importorskip(
 )
 
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 import pbcrl.vector_recorder
@@ -36,6 +37,17 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (20, len(LENGTHS), 1)).astype(
 def counters(mode, **options):
     make = [lambda n=n: TimeLimit(Counter(99, **options), n) for n in LENGTHS]
     return SyncVectorEnv(make, autoreset_mode=mode)
+
+
+# By step of the episode, as a task writes them down.
+MIXED_COSTS = {
+    "int, then float": {1: 0, 2: 0.7, 3: 1, 4: 0.25},
+    "bool, then float": {1: False, 2: 0.7, 3: np.True_, 4: 0.25},
+    "np.int64, then np.float32": {1: np.int64(0), 2: np.float32(0.7), 3: 1, 4: np.float32(0.25)},
+    "float32, then float64": {1: np.float32(0.1), 2: 0.7, 3: 1e-30, 4: np.float64(0.25)},
+    "small, then large": {1: np.int8(1), 2: np.int64(300), 3: np.uint8(255), 4: np.float16(0.5)},
+    "array, then float": {1: np.array(0), 2: 0.7, 3: np.array(True), 4: 0.25},
+}
 
 
 def by_hand(row, mode):
@@ -105,6 +117,114 @@ def test_envs_without_a_cost_are_recorded_without_one(mode):
     *_, infos = envs.step(ACTIONS[0])
     assert "true_cost" not in infos
     assert [one.costs for one in finished_trajectories(infos)] == [None]
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("costs", MIXED_COSTS.values(), ids=MIXED_COSTS)
+@each_mode
+def test_costs_are_exact_whatever_type_the_env_that_comes_first_reports(make, costs, mode):
+    """Gymnasium alone makes 0 of 0.7 where another env reports the int 0 before it."""
+    single = [lambda n=n: TimeLimit(Counter(99, cost=costs), n) for n in LENGTHS]
+    envs = RecordTrajectories(make(single, autoreset_mode=mode))
+    envs.reset(seed=0)
+    step, episodes, resets = np.zeros(len(LENGTHS), int), 0, np.zeros(len(LENGTHS), bool)
+    while episodes < 100:
+        *_, terminated, truncated, infos = envs.step(ACTIONS[0])
+        step = np.where(resets, 0, step + 1)
+        expected = [float(costs.get(t, 0)) for t in step]
+        np.testing.assert_array_equal(infos["true_cost"], np.float32(expected))
+        done = terminated | truncated
+        for row in np.flatnonzero(done):
+            whole = [float(costs[t]) for t in range(1, LENGTHS[row] + 1)]
+            np.testing.assert_array_equal(infos["trajectory"][row].costs, np.float32(whole))
+            episodes += 1
+        if mode is AutoresetMode.NEXT_STEP:
+            resets = done
+        else:
+            step[done] = 0
+        reported = infos.get("_cost", np.zeros(len(LENGTHS), bool)) & ~done
+        np.testing.assert_array_equal(
+            infos.get("cost", step)[reported], np.array(expected)[reported]
+        )
+    envs.close()
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("silent", [0, 1, 2])
+@each_mode
+def test_one_env_that_never_reports_a_cost_is_refused(make, silent, mode):
+    single = [
+        lambda i=i: TimeLimit(Counter(99, cost=NOT_REPORTED if i == silent else {1: 0}), 4)
+        for i in range(3)
+    ]
+    envs = RecordTrajectories(make(single, autoreset_mode=mode))
+    envs.reset(seed=0)
+    with pytest.raises(MissingCostError, match=rf"env\(s\) \[{silent}\] of 3 reported none"):
+        envs.step(ACTIONS[0])
+    envs.close()
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+@each_mode
+def test_an_env_that_reports_from_its_second_step_on_is_refused(make, mode):
+    single = [lambda i=i: Counter(4, cost={1: None} if i == 0 else {1: 0}) for i in range(2)]
+    envs = RecordTrajectories(make(single, autoreset_mode=mode))
+    envs.reset(seed=0)
+    with pytest.raises(MissingCostError, match=r"env\(s\) \[0\] of 2 reported none"):
+        envs.step(ACTIONS[0, :2])
+    envs.close()
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("bad", [None, "0.7", np.array([0.7]), 1 + 0j], ids=str)
+@pytest.mark.parametrize("bad_row", [0, 1])
+def test_a_cost_that_is_no_number_is_refused_whichever_env_reports_it(make, bad, bad_row):
+    """Counter reports no cost for None, so the entry is set by a wrapper."""
+    single = [lambda i=i: Reports(Counter(4), bad if i == bad_row else 0.5) for i in range(2)]
+    envs = RecordTrajectories(make(single))
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match="must be one number per env and step"):
+        envs.step(ACTIONS[0, :2])
+    envs.reset(seed=0)  # the envs are still there
+    envs.close()
+
+
+class Reports(gym.Wrapper):
+    """Reports one value as the cost of every step."""
+
+    def __init__(self, env, cost):
+        super().__init__(env)
+        self.cost = cost
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, info | {"cost": self.cost}
+
+
+class WithOwnInfos(SyncVectorEnv):
+    """Batches infos by itself, and takes the type of the first."""
+
+    def step(self, actions):
+        answers = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        obs, rewards, terminated, truncated, infos = map(list, zip(*answers, strict=True))
+        costs = np.array([infos[0]["cost"]] * self.num_envs)
+        for i, info in enumerate(infos):
+            costs[i] = info["cost"]
+        mask = np.ones(self.num_envs, bool)
+        flags = np.array(terminated), np.array(truncated)
+        return np.stack(obs), np.array(rewards), *flags, {"cost": costs, "_cost": mask}
+
+
+@pytest.mark.parametrize(
+    ("first", "dtype"), [(0, "int64"), (True, "bool"), (np.float16(0), "float16")]
+)
+def test_integers_that_another_vector_env_made_of_single_costs_are_refused(first, dtype):
+    """There the true value is gone: 0 may have been 0.7."""
+    single = [lambda i=i: Reports(Counter(4), 0.7 if i else first) for i in range(2)]
+    envs = RecordTrajectories(WithOwnInfos(single))
+    envs.reset(seed=0)
+    with pytest.raises(ValueError, match=rf"may have been cut off.* {dtype}.*float\(cost\)"):
+        envs.step(ACTIONS[0, :2])
 
 
 @each_mode

@@ -15,11 +15,13 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import NormalizeObservation, TimeLimit
+from gymnasium.wrappers.vector import NormalizeObservation as NormalizeVectorObservation
 
 from pbcrl.cost_model import CostModel
 from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl.recorder import discarded_envs, finished_trajectories, step_costs
+from pbcrl.vector_recorder import RecordTrajectories
 from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
 
 from .counters import NOT_REPORTED, Counter, assert_same, linear_model, random_model
@@ -33,6 +35,10 @@ ACTIONS = np.random.default_rng(0).uniform(-1, 1, (20, len(LENGTHS), 1)).astype(
 def counters(mode, make=SyncVectorEnv, **options):
     fns = [lambda length=length: TimeLimit(Counter(99), length) for length in LENGTHS]
     return make(fns, autoreset_mode=mode, **options)
+
+
+def with_model(envs):
+    return PreferenceCostVectorWrapper(envs, linear_model())
 
 
 class BatchedCounter(VectorEnv):
@@ -130,6 +136,34 @@ def test_the_vector_wrapper_agrees_with_single_wrappers(make, mode):
         np.testing.assert_allclose(costs[row], expected_costs, rtol=1e-5, atol=1e-6)
 
 
+def test_a_deep_copy_shares_the_model_and_a_pickled_one_warns_that_it_does_not():
+    envs = PreferenceCostVectorWrapper(counters(MODES[0]), linear_model())
+    envs.reset(seed=0)
+    copied = copy.deepcopy(envs)
+    with torch.no_grad():
+        envs.cost_model.net[0].bias.fill_(100.0)
+    for one in (copied, envs):
+        assert one.step(np.full((3, 1), 0.5))[-1]["cost"].tolist() == [104, 104, 104]
+    with pytest.warns(UserWarning, match="holds a copy of the cost model"):
+        envs.__getstate__()
+
+
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("wrap", [RecordTrajectories, with_model], ids=["recorded", "scored"])
+def test_normalised_observations_are_refused_inside(make, wrap):
+    normal = lambda: TimeLimit(NormalizeObservation(Counter(9)), 4)  # noqa: E731
+    plain = lambda: TimeLimit(Counter(9), 4)  # noqa: E731
+    for inner in (make([normal, normal]), NormalizeVectorObservation(make([plain, plain]))):
+        with pytest.raises(ValueError, match=r"drift.* NormalizeObservation is inside"):
+            wrap(inner)
+        inner.close()
+    envs = NormalizeVectorObservation(wrap(make([plain, plain])))
+    envs.reset(seed=0)
+    found = [len(t) for _ in range(4) for t in finished_trajectories(envs.step(ACTIONS[0, :2])[-1])]
+    assert found == [4, 4]
+    envs.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_learned_costs_are_those_of_the_recorded_rows(mode):
     model = random_model()
@@ -151,6 +185,27 @@ def test_worker_processes_give_the_same_trajectories():
         envs.close()
     assert len(found[0]) == 9  # 2 of three steps, 6 of one, 1 of four
     assert_same(*found)
+
+
+class CostAtReset(gym.Wrapper):
+    """Reports the int 0 at a reset, as the tasks of `pbcrl_envs` report 0.0."""
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return obs, info | {"cost": 0}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_learned_costs_of_single_wrappers_are_whole_where_another_env_resets(mode):
+    """Gymnasium takes the type of the array from env 0, which ends in every step."""
+    model = linear_model()
+    singles = [lambda n=n: PreferenceCostWrapper(CostAtReset(Counter(n)), model) for n in (1, 99)]
+    envs = SyncVectorEnv(singles, autoreset_mode=mode)
+    _, infos = envs.reset(seed=0)
+    assert infos["cost"].dtype == np.float64
+    for t in range(4):
+        *_, infos = envs.step(np.full((2, 1), 0.0625, np.float32))
+        assert infos["cost"][1] == t + 0.5  # t + 8 a
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,3 +1,7 @@
+import copy
+import multiprocessing
+import pickle
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -8,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Dict, Discrete, Text, Tuple
 from gymnasium.spaces.utils import flatten
-from gymnasium.wrappers import ClipAction, TimeLimit
+from gymnasium.wrappers import ClipAction, NormalizeObservation, TimeLimit
 
 from pbcrl.cost_model import CostModel
 from pbcrl.ensemble import CostModelEnsemble
@@ -93,9 +97,69 @@ def test_an_env_made_again_from_its_spec_shares_the_model():
         env = PreferenceCostWrapper(gym.make("pbcrl-test/Counter-v0"), model)
         again = gym.make(env.spec)
         assert again.cost_model is model
+        assert gym.make(ClipAction(env).spec).env.cost_model is model
         assert len(play(again, [0.0] * 3)[-1]["trajectory"]) == 2
     finally:
         del gym.registry["pbcrl-test/Counter-v0"]
+
+
+def test_a_deep_copy_shares_the_model_and_follows_its_fine_tuning():
+    env = PreferenceCostWrapper(Counter(3), linear_model())
+    env.reset(seed=0)
+    copied = copy.deepcopy(env)
+    assert copied.unwrapped is not env.unwrapped
+    with torch.no_grad():
+        env.cost_model.net[0].bias.fill_(100.0)
+    costs = [one.step(act(0.5))[-1]["cost"] for one in (copied, copied, env)]
+    assert costs == [104, 105, 104]  # t + 8 a + 100; the copy has steps of its own
+
+
+def test_a_deep_copy_of_a_model_and_its_env_goes_by_the_model_that_was_copied():
+    model = linear_model()
+    copied_model, copied = copy.deepcopy((model, PreferenceCostWrapper(Counter(3), model)))
+    assert copied.cost_model is copied_model is not model
+
+
+def test_pickling_warns_that_the_copy_does_not_follow_fine_tuning():
+    env = PreferenceCostWrapper(Counter(3), linear_model())
+    with pytest.warns(UserWarning, match=r"holds a copy of the cost model.* env.cost_model = "):
+        data = pickle.dumps(env)
+    again = pickle.loads(data)
+    assert again.cost_model is not env.cost_model
+    assert [info["cost"] for info in play(again, [0.5, 0.0])] == [4, 1]
+
+
+def wrap_and_send(pipe, model):
+    """Sends what wrapping warns of: a model that came with the process, and one made in it."""
+    found = []
+    for scores in (model, linear_model()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            PreferenceCostWrapper(Counter(3), scores)
+        found.append([str(warning.message) for warning in caught])
+    pipe.send(found)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_process_is_told_that_its_model_is_a_copy(method):
+    context = multiprocessing.get_context(method)
+    here, there = context.Pipe()
+    process = context.Process(target=wrap_and_send, args=(there, linear_model()))
+    process.start()
+    (message,), of_its_own = here.recv()
+    process.join()
+    assert "made in another process, and this worker process has a copy" in message
+    assert "by PreferenceCostVectorWrapper around the vector env" in message
+    assert of_its_own == []
+
+
+def test_normalised_observations_are_refused_inside_and_taken_outside():
+    with pytest.raises(
+        ValueError, match=r"drift.* NormalizeObservation is inside.*put it outside of it"
+    ):
+        PreferenceCostWrapper(TimeLimit(NormalizeObservation(Counter()), 5), linear_model())
+    env = NormalizeObservation(PreferenceCostWrapper(Counter(3), linear_model()))
+    assert [info["cost"] for info in play(env, [0.5, 0.0])] == [4, 1]
 
 
 def test_an_action_out_of_bounds_is_clipped_for_the_env_and_the_record_with_one_warning():
@@ -223,6 +287,21 @@ def test_a_cost_that_is_not_one_number_is_refused(cost):
     env = PreferenceCostWrapper(Counter(cost={1: cost}), linear_model())
     with pytest.raises(ValueError, match=r"info\['cost'\] must be one number .* sum several costs"):
         play(env, [0.0])
+
+
+@pytest.mark.parametrize(
+    ("reward", "found"), [(np.ones(1), r"shape \(1,\) and dtype float64"), (None, "dtype object")]
+)
+def test_a_reward_that_is_not_one_number_is_refused(reward, found):
+    env = PreferenceCostWrapper(Counter(reward={2: reward}), linear_model())
+    with pytest.raises(ValueError, match=f"a reward must be one number per step, got .*{found}"):
+        play(env, [0.0, 0.0])
+
+
+def test_any_scalar_as_a_reward_is_returned_as_a_float():
+    env = PreferenceCostWrapper(Counter(1, reward={1: np.array(2)}), linear_model())
+    env.reset(seed=0)
+    assert type(env.step(act(0.0))[1]) is float
 
 
 @pytest.mark.parametrize("cost", [-1.0, -(10**9)])

@@ -7,17 +7,19 @@ the others train under it unchanged; `MultiplierCallback` moves λ. Does not dep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, final
 
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from gymnasium.wrappers import NormalizeObservation
 from numpy.typing import NDArray
 
 from pbcrl.cost_model import LearnedCost
 from pbcrl.lagrange import LagrangeMultiplier
-from pbcrl.recorder import BoolArray, finished_trajectories
+from pbcrl.recorder import NORMALISED, BoolArray, cost_array, finished_trajectories
 from pbcrl.scaling import SignalScale
 from pbcrl.trajectory import Trajectory
 from pbcrl.vector_recorder import RecordTrajectories
@@ -25,7 +27,7 @@ from pbcrl.wrappers import PreferenceCostVectorWrapper
 
 try:
     from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+    from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 except ImportError as error:
     raise ImportError(
         f"pbcrl.adapters.sb3 needs Stable-Baselines3, but {error}; pip install 'pbcrl[sb3]'"
@@ -71,7 +73,8 @@ class PreferenceCostVecEnv(VecEnvWrapper):
     Raises:
         TypeError: If `cost_model` is no `LearnedCost`, or `multiplier` no `LagrangeMultiplier`.
         ValueError: If a space has no fixed length or does not fit the cost model, if the time limit
-            of the envs is not the horizon of the cost model, or if `gamma` is not in [0, 1].
+            of the envs is not the horizon of the cost model, if `gamma` is not in [0, 1], or if
+            the envs normalise their observations.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class PreferenceCostVecEnv(VecEnvWrapper):
                 f"multiplier is an object that a callback moves, got {multiplier!r}; pass a "
                 "LagrangeMultiplier(), whose value starts at `initial`"
             )
+        _require_raw(venv)
         super().__init__(venv)
         self.cost_model = cost_model
         self.multiplier = multiplier
@@ -221,6 +225,20 @@ class MultiplierCallback(BaseCallback):
         self.logger.record("rollout/multiplier", multiplier)
 
 
+def _require_raw(venv: VecEnv) -> None:
+    inside = []
+    # Batches that have no single envs cannot tell.
+    with suppress(AttributeError, NotImplementedError):
+        if any(venv.env_is_wrapped(NormalizeObservation)):
+            inside.append("NormalizeObservation")
+    while isinstance(venv, VecEnvWrapper):
+        if isinstance(venv, VecNormalize) and venv.norm_obs:
+            inside.append("VecNormalize")
+        venv = venv.venv
+    if inside:
+        raise ValueError(NORMALISED.format(inside=inside[0], outside="VecNormalize"))
+
+
 _REPORTED = ("cost", "true_cost", "trajectory")
 
 
@@ -254,7 +272,8 @@ class _GymnasiumView(VectorEnv):
             if reported.any():
                 values = np.full(self.num_envs, absent)
                 for i in np.flatnonzero(reported):
-                    values[i] = self.infos[i][name]
+                    value = self.infos[i][name]
+                    values[i] = cost_array(value, ()) if name == "cost" else value
                 infos |= {name: values, f"_{name}": reported}
         if done.any():
             final_obs = np.full(self.num_envs, None)

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from pbcrl.cost_model import LearnedCost, require_learned_cost
+from pbcrl.cost_model import LearnedCost, require_learned_cost, warn_of_a_copy
 from pbcrl.errors import NonFiniteError
 
 try:
@@ -32,9 +32,9 @@ class PreferenceCost(Transform):  # type: ignore[misc]
     buffer, to score the steps by the model's present weights: costs noted while stepping are stale
     after fine-tuning.
 
-    Put it outside `ParallelEnv`, whose workers would keep copies of the weights, and before
-    transforms that change observations. An env under it clips actions silently, and the model
-    would score what was not executed: use a bounded policy, such as `TanhNormal`.
+    Put it outside `ParallelEnv`, whose workers would keep copies of the weights (and warn), and
+    before transforms that change observations. An env under it clips actions silently, and the
+    model would score what was not executed: use a bounded policy, such as `TanhNormal`.
 
     Args:
         cost_model: Scores the steps; it is not copied, so that fine-tuning has effect here.
@@ -58,6 +58,7 @@ class PreferenceCost(Transform):  # type: ignore[misc]
         out_key: NestedKey = "cost",
     ) -> None:
         require_learned_cost(cost_model)
+        warn_of_a_copy(cost_model)
         super().__init__(in_keys=[observation, action], out_keys=[out_key])
         self.cost_model = cost_model
 

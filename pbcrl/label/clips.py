@@ -61,7 +61,10 @@ def draw_frames(
 
 
 def draw_replay(folder: Path, digest: str, replay: Replay, trajectory: Any) -> None:
-    """Make a clip by playing a trajectory again; raises as `replay_frames` and `draw_frames`."""
+    """Make a clip by playing a trajectory again.
+
+    Raises as `replay_frames` and `draw_frames`; LabelError, too, if the pictures change their size.
+    """
     per_second, _ = drawn_how(replay.env_id)
     steps = len(trajectory)
     every = max(1, math.ceil(per_second / _MOST_FPS), math.ceil(steps / _MOST_FRAMES))
@@ -128,6 +131,11 @@ def _write(
     try:
         writer.send(None)
         for image, said in chain([(first, caption)], frames):
+            if image.shape != first.shape:
+                raise LabelError(
+                    f"the pictures of a clip are of one size, got {first.shape[:2]} and then "
+                    f"{image.shape[:2]}; let render() return one size in all of an episode"
+                )
             pad = ((0, even[1] - image.shape[0]), (0, even[0] - image.shape[1]), (0, 0))
             writer.send(np.ascontiguousarray(np.pad(image, pad, mode="edge")))
             count += 1

@@ -98,6 +98,7 @@ def replay_frames(
 
     Raises:
         MismatchError: If other observations come than were recorded.
+        ValueError: If `render()` returns no picture (H, W, 3) of integers from 0 to 255.
         Exception: Whatever the env raises.
     """
     _, options = drawn_how(replay.env_id)
@@ -169,6 +170,14 @@ def _picture(env: gym.Env[Any, Any]) -> Image:
     image = env.render()
     if not (isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] >= 3):
         raise ValueError(f"render() returns a picture (H, W, 3), got {type(image).__name__}")
+    is_whole = image.dtype.kind in "iu" and image.size > 0
+    if not is_whole or image.min() < 0 or image.max() > 255:
+        found = f"{image.min()} to {image.max()}" if image.size else "nothing"
+        raise ValueError(
+            "render() returns a picture as integers from 0 to 255 (fractions of 1 would be shown "
+            f"black), got {image.dtype} from {found}; return it as np.uint8, fractions as "
+            "np.uint8(255 * picture)"
+        )
     return np.ascontiguousarray(image[:, :, :3], dtype=np.uint8)
 
 

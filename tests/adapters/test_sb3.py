@@ -386,6 +386,44 @@ def test_envs_that_hide_the_last_observation_are_refused():
         play_an_episode(envs)
 
 
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        (np.array([0.7]), r"must be one number per env and step, got shape \(1,\)"),
+        (None, "must be one number per env and step, got shape .* dtype object"),
+        (-1, "must be >= 0, got"),
+    ],
+)
+def test_a_cost_that_is_not_one_number_from_0_on_is_refused_by_name(cost, message):
+    model = CostModel.for_env(Script())
+    venv = DummyVecEnv([lambda: Script((1, 0.5)), lambda: Script((1, cost))])
+    envs = PreferenceCostVecEnv(venv, model, LagrangeMultiplier())
+    envs.reset()
+    with pytest.raises(ValueError, match=message):
+        envs.step(np.zeros((2, 1), np.float32))
+
+
+def test_costs_of_any_type_are_exact_beside_those_of_other_envs():
+    costs = [0, 0.7, True, np.int8(3), np.float32(0.5)]
+    venv = DummyVecEnv([lambda cost=cost: Script((1, cost)) for cost in costs])
+    envs = PreferenceCostVecEnv(venv, CostModel.for_env(Script()), LagrangeMultiplier())
+    envs.reset()
+    *_, infos = envs.step(np.zeros((5, 1), np.float32))
+    assert [info["true_cost"] for info in infos] == [0, np.float32(0.7), 1, 3, 0.5]
+
+
+def test_normalised_observations_are_refused_inside():
+    single = gym.wrappers.NormalizeObservation
+    for venv, name in [
+        (make_vec_env(TOY, 2, wrapper_class=single), "NormalizeObservation"),
+        (VecMonitor(VecNormalize(DummyVecEnv([lambda: gym.make(TOY)]))), "VecNormalize"),
+    ]:
+        with pytest.raises(ValueError, match=f"drifts.* {name} is inside.*put VecNormalize out"):
+            PreferenceCostVecEnv(venv, random_model(), LagrangeMultiplier())
+    only_rewards = VecNormalize(make_vec_env(TOY, 2), norm_obs=False)
+    PreferenceCostVecEnv(only_rewards, random_model(), LagrangeMultiplier())
+
+
 def test_an_env_that_is_wrapped_already_is_refused_where_its_first_episode_ends():
     model = CostModel.for_env(gym.make(TOY))  # untrained: all costs are 0
     envs = PreferenceCostVecEnv(

@@ -1,4 +1,4 @@
-"""What `PreferenceCostVectorWrapper` adds to a step of vectorised envs; part of `make bench`.
+"""What the wrappers add to a step, of vectorised envs and of a single one; part of `make bench`.
 
 Bare and wrapped envs run in turns, with the same seeds and actions, a whole episode of each env per
 turn. Of the wrapped step, the time in the cost model (scoring) and in the recorder (recording) is
@@ -19,13 +19,15 @@ import torch
 import tyro
 
 import pbcrl_envs  # noqa: F401 - registers the tasks
-from pbcrl import CostModel, PreferenceCostVectorWrapper
+from pbcrl import CostModel, PreferenceCostVectorWrapper, PreferenceCostWrapper
 
 
 @dataclass(frozen=True)
 class Args:
     env_id: str = "SafetyPointGoal1-v0"
     """task to run"""
+    single_id: str = "PointHazards-v0"
+    """task to run as a single env"""
     num_envs: int = 64
     """environments stepped together"""
     steps: int = 1_001
@@ -60,7 +62,33 @@ def episode_seconds(envs: Any, actions: np.ndarray) -> float:
     return time.perf_counter() - start
 
 
+def single_env(args: Args) -> None:
+    """The same for one env, an episode of it per turn."""
+    torch.set_num_threads(1)
+    bare, inner = gymnasium.make(args.single_id), gymnasium.make(args.single_id)
+    model = CostModel.for_env(inner)
+    wrapped = PreferenceCostWrapper(inner, model)
+    scoring = Stopwatch(model.step_cost)
+    model.step_cost = scoring  # type: ignore[method-assign]
+    assert inner.spec is not None
+    assert inner.spec.max_episode_steps is not None
+    inner.action_space.seed(0)
+    actions = np.stack([inner.action_space.sample() for _ in range(inner.spec.max_episode_steps)])
+    rows = []
+    for _ in range(20 * args.rounds):
+        plain = episode_seconds(bare, actions)
+        scoring.seconds = 0.0
+        rows.append((plain, episode_seconds(wrapped, actions), scoring.seconds))
+    plain, total, score = np.median(np.array(rows) / len(actions) * 1e6, axis=0)
+    print(
+        f"1 x {args.single_id}: bare {plain:.0f}, wrapped {total:.0f}, so {total - plain:.0f} "
+        f"microseconds more per step, of it scoring {score:.0f}",
+        flush=True,
+    )
+
+
 def main(args: Args) -> None:
+    single_env(args)
     bare: Any = gymnasium.make_vec(args.env_id, args.num_envs)
     inner: Any = gymnasium.make_vec(args.env_id, args.num_envs)
     model = CostModel.for_env(inner)

@@ -68,6 +68,41 @@ def test_integer_and_numpy_costs_are_numbers():
         check_cost_env(with_cost(cost))
 
 
+class Typed(Sound):
+    """Costs by the step of the episode, and of the reset; later steps repeat the last."""
+
+    def __init__(self, *costs, at_reset=None):
+        self.costs, self.at_reset = costs, at_reset
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return obs, info if self.at_reset is None else {"cost": self.at_reset}
+
+    def step(self, action):
+        *rest, _ = super().step(action)
+        return *rest, {"cost": self.costs[min(self.elapsed, len(self.costs)) - 1]}
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Typed(0, 0, 0.7), "got int64 on step 0 and float64 on step 2"),
+        (Typed(False, 1), "got bool on step 0 and int64 on step 1"),
+        (Typed(np.float32(0), 0.7), "got float32 on step 0 and float64 on step 1"),
+        (Typed(0.7, 0.7, 0), "got float64 on step 0 and int64 on step 2"),
+        (Typed(0.7, at_reset=0), "got int64 on reset and float64 on step 0"),
+    ],
+)
+def test_costs_that_change_their_type_are_refused(env, message):
+    with pytest.raises(CostEnvError, match=rf"must have one type.* {message}; report float"):
+        check_cost_env(env)
+
+
+def test_costs_of_one_type_pass():
+    check_cost_env(Typed(0, np.int64(3), at_reset=0))
+    check_cost_env(Typed(0.0, np.float64(0.7), at_reset=0.0))
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
@@ -230,6 +265,15 @@ def negative_costs(*answer):
     return *answer[:4], {**answer[4], "cost": answer[4]["cost"] - 1}
 
 
+def whole_costs(*answer):
+    return *answer[:4], {**answer[4], "cost": answer[4]["cost"].astype(int)}
+
+
+def short_costs_at_an_end(obs, rewards, terminations, truncations, infos):
+    dtype = np.float32 if (terminations | truncations).any() else np.float64
+    return obs, rewards, terminations, truncations, infos | {"cost": infos["cost"].astype(dtype)}
+
+
 def endless(obs, rewards, terminations, truncations, infos):
     return obs, rewards, terminations, np.zeros_like(truncations), infos
 
@@ -246,6 +290,12 @@ def test_the_batched_toy_passes_in_both_modes(mode):
         (without("cost"), "NextStep", "info has no 'cost' on step 0"),
         (one_cost_for_all, "NextStep", r"of shape \(2,\), got float"),
         (negative_costs, "SameStep", "a true cost must be >= 0, got"),
+        (whole_costs, "NextStep", r"must be floats.* got int64 on step 0 with the mask '_cost'"),
+        (
+            short_costs_at_an_end,
+            "SameStep",
+            "one type.* got float64 on step 0 and float32 on step 4",
+        ),
         (always_rewarded, "NextStep", "on step 5 env 0 has reward 1.0, cost 0.0, ended False"),
         (without("final_obs"), "SameStep", r"infos\['final_obs'\] must hold .* on step 4"),
         (without("_final_obs"), "SameStep", r"ended \[ True  True\], got mask \[False False\]"),
