@@ -214,7 +214,7 @@ class Trainer(ABC):
             buffer.check_trainable()  # which warns of contradictions, too
 
     def _warn_of_one_side(self, buffer: PreferenceBuffer) -> None:
-        """After some rounds, or it looks as if there were nothing to avoid, and for good."""
+        """After a few rounds: a loop would otherwise go on without a learned cost, silently."""
         if self.can_learn(buffer):
             return
         self._rounds_in_vain += 1
