@@ -375,6 +375,7 @@ def test_pbcrl_refuses_a_dataset_of_another_env(scripts, tmp_path, toy_dataset):
         scripts.ppo_lag_pbcrl.train(args)
 
 
+@pytest.mark.filterwarnings("ignore:a limit lies between safe and unsafe trajectories")
 def test_of_labels_that_are_all_on_one_side_pbcrl_learns_online_alone(
     scripts, tmp_path, toy_dataset
 ):
