@@ -316,11 +316,17 @@ class PreferenceBuffer:
         self.check_labelled()
         safe = self._labels[:, 1:]
         num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
+        if not num_safe + num_unsafe:
+            raise LabelError(
+                "a limit is learned from safety labels, but there are preferences alone, "
+                f"{len(self)} pairs without first_safe and second_safe; ask whether each "
+                "trajectory is safe, too: Label(preference, first_safe, second_safe)"
+            )
         if not self.is_trainable:
             raise LabelError(
                 "a limit lies between safe and unsafe trajectories, so both labels must occur: "
                 f"got {num_safe} safe and {num_unsafe} unsafe; add trajectories of the other kind, "
-                "or check the cost limit of the oracle"
+                "or check the limit by which they are called safe"
             )
         if not self._has_warned and (num := self.num_contradictions):
             self._has_warned = True

@@ -44,6 +44,9 @@ class DeadZone:
         self._lr = lr
         self._maximum = maximum
 
+    def __repr__(self) -> str:
+        return f"DeadZone(value={self.value:.4g}, lr={self._lr:g}, maximum={self._maximum:g})"
+
     def update(self, predicted_violation_rate: float, violation_rate: float) -> float:
         """Move δ one step: down if the model predicts too many violations, up if too few.
 

@@ -71,6 +71,9 @@ class LagrangeMultiplier:
         self._state = {"value": float(initial), "log_integral": self._initial}
         self._state |= {"excess": 0.0, "scale": 0.0, "updates": 0.0}
 
+    def __repr__(self) -> str:
+        return f"LagrangeMultiplier(value={self.value:.4g}, lr={self._lr:g}, cap={self._cap:g})"
+
     @property
     def value(self) -> float:
         """λ >= 0."""

@@ -29,6 +29,7 @@ from pbcrl.trajectory import PairBatch, Trajectory, chunks_of, padded
 
 # At ζ = 1e-3 the cross-entropies hold the unbounded variance term back up to sd(C) of about 22.
 _RUNAWAY_STD = 20.0
+_ROUNDS_IN_VAIN = 3
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Trainer(ABC):
         self.num_untuned = 0
         """Newest pairs of the buffer of `update` that no training has taken as new yet."""
         self._warned: set[str] = set()
+        self._rounds_in_vain = 0
 
     @abstractmethod
     def pretrain(
@@ -126,7 +128,8 @@ class Trainer(ABC):
 
         The dead zone moves by the labels of the new pairs and by what the model predicts of them
         before it has seen them, once it has been trained at all. While all labels in the buffer are
-        on one side of the limit nothing is trained, and these pairs are new in the next round too.
+        on one side of the limit nothing is trained, and these pairs are new in the next round too;
+        after three such rounds a warning says so.
 
         Args:
             buffer: All labelled pairs, the newest last.
@@ -209,6 +212,27 @@ class Trainer(ABC):
     def _check_labels(self, buffer: PreferenceBuffer) -> None:
         if buffer.is_trainable or not self.can_learn(buffer):
             buffer.check_trainable()  # which warns of contradictions, too
+
+    def _warn_of_one_side(self, buffer: PreferenceBuffer) -> None:
+        """After a few rounds: a loop would otherwise go on without a learned cost, silently."""
+        if self.can_learn(buffer):
+            return
+        self._rounds_in_vain += 1
+        if self._rounds_in_vain < _ROUNDS_IN_VAIN:
+            return
+        safe = buffer.labels[:, 1:]
+        num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
+        if num_safe + num_unsafe:
+            side = "safe" if num_safe else "unsafe"
+            found = f"all {num_safe + num_unsafe} safety labels of {len(buffer)} pairs are {side}"
+        else:
+            found = f"none of {len(buffer)} pairs has a safety label"
+        self._warn_once(
+            RuntimeWarning,
+            f"a limit lies between safe and unsafe trajectories, but {found}, and nothing has been "
+            f"learned in {self._rounds_in_vain} rounds; have episodes of both kinds compared "
+            "before (`FeedbackLoop.label_all`), or check by what limit they are called safe",
+        )
 
     def _warn_of_marks(self, buffer: PreferenceBuffer) -> None:
         is_marked = any(one is not None for both in buffer.stretches for one in both)
@@ -411,9 +435,9 @@ class CostModelTrainer(Trainer):
 
         The dead zone moves by the labels of the new pairs and by what the model predicts of them
         before it has seen them, once it has been trained at all. While all labels in the buffer are
-        on one side of the limit nothing is trained, and these pairs are new in the next round too.
-        A trainer that has taken no gradient step fits the input scale first, on all trajectories of
-        the buffer.
+        on one side of the limit nothing is trained, and these pairs are new in the next round too;
+        after three such rounds a warning says so. A trainer that has taken no gradient step fits
+        the input scale first, on all trajectories of the buffer.
 
         Args:
             buffer: All labelled pairs, the newest last.
@@ -440,6 +464,7 @@ class CostModelTrainer(Trainer):
         if self.steps and math.isfinite(labelled):
             self.dead_zone.update(predicted, labelled)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        self._warn_of_one_side(buffer)
         if buffer.is_trainable:
             measured["finetune_loss"] = self.finetune(
                 buffer, num_new=self.num_untuned, epochs=epochs, lr=lr, balanced=balanced

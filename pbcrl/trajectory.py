@@ -141,7 +141,7 @@ Stretches = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Label:
-    """The answer to one query; NaN stands for "not given".
+    """The answer to one query; NaN stands for "not given", so `Label(1.0)` is a preference alone.
 
     Raises:
         TypeError: If an answer is no number.
@@ -151,9 +151,9 @@ class Label:
 
     preference: float
     """μ in [0, 1]: probability that the first trajectory is the safer one; 0.5 is a tie."""
-    first_safe: float
+    first_safe: float = math.nan
     """ε of the first trajectory: 1 safe, 0 unsafe."""
-    second_safe: float
+    second_safe: float = math.nan
     """ε of the second trajectory: 1 safe, 0 unsafe."""
     first_unsafe: Stretches | None = None
     """Which steps of the first trajectory are marked as unsafe, all others as not; () if none is,

@@ -181,6 +181,7 @@ class TreeTrainer(Trainer):
         self.num_untuned += len(new)
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
+        self._warn_of_one_side(buffer)
         online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
         is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
         if self.can_learn(buffer) and is_due:

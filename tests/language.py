@@ -6,7 +6,9 @@ import pytest
 
 transformers = pytest.importorskip("transformers", reason="pbcrl.llm.cost_head needs transformers")
 
-FAMILIES = "qwen2", "llama", "gpt2"
+FAMILIES = "qwen2", "llama", "gpt2", "opt"
+ENCODERS = "bert", "roberta", "deberta-v2", "modernbert"
+"""Models that read a text in both directions."""
 
 
 @cache
@@ -41,10 +43,17 @@ def tiny_config(family, **changes):
         return transformers.GPT2Config(
             n_embd=32, n_layer=2, n_head=2, n_positions=256, **common, **changes
         )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if family == "opt":
+        return transformers.OPTConfig(
+            ffn_dim=64, word_embed_proj_dim=32, **sizes, **common, **changes
+        )
+    sizes["intermediate_size"] = 64
+    if family in (*ENCODERS, "fnet"):
+        common |= {"cls_token_id": None, "sep_token_id": None, "initializer_range": 0.2}
+        return transformers.AutoConfig.for_model(family, **sizes, **common, **changes)
     make = {"qwen2": transformers.Qwen2Config, "llama": transformers.LlamaConfig}[family]
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
-    return make(**sizes, **heads, **common, **changes)
+    return make(**sizes, num_key_value_heads=2, **common, **changes)
 
 
 def cost_head(family, seed=0, **changes):

@@ -220,6 +220,12 @@ def labelled(*labels):
     return buffer
 
 
+def test_preferences_alone_are_refused_as_what_they_are():
+    rule = "there are preferences alone, 2 pairs without first_safe and second_safe; ask whether"
+    with pytest.raises(LabelError, match=rule):
+        labelled(Label(1), Label(0.5)).check_trainable()
+
+
 def test_one_safe_and_one_unsafe_label_are_enough():
     labelled(Label(NAN, 1, 0)).check_trainable()
     labelled(Label(1, 1, NAN), Label(1, NAN, 0)).check_trainable()
@@ -237,7 +243,6 @@ def test_a_buffer_without_labels_is_refused():
     [
         ([Label(1, 1, 1)] * 2, "got 4 safe and 0 unsafe"),
         ([Label(1, 0, 0), Label(1, NAN, 0)], "got 0 safe and 3 unsafe"),
-        ([Label(1, NAN, NAN)], "got 0 safe and 0 unsafe"),
     ],
 )
 def test_one_sided_labels_are_refused_with_their_counts(labels, found):

@@ -15,6 +15,12 @@ def test_predicting_a_fifth_too_many_violations_lowers_the_dead_zone_by_two_fift
     assert dead_zone.value == pytest.approx(0.6)
 
 
+def test_a_dead_zone_shows_where_it_is():
+    dead_zone = DeadZone(1.0, lr=0.5)
+    dead_zone.update(0.5, 0.25)
+    assert repr(dead_zone) == "DeadZone(value=0.75, lr=0.5, maximum=10)"
+
+
 def test_predicting_too_few_violations_raises_the_dead_zone():
     assert DeadZone(1.0, lr=0.5).update(0.1, 0.4) == pytest.approx(1 + 2 * 0.5 * 0.3)
 

@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 import sys
+import warnings
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -231,6 +232,8 @@ def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
         pytest.importorskip("gymnasium", "1.0", reason="TransformAction came with Gymnasium 1.0")
     if page.name == "llm.md":
         pytest.importorskip("transformers", reason="pbcrl.llm.cost_head needs transformers")
+    if page.name == "adapters.md":  # TorchRL's collectors, of themselves
+        warnings.filterwarnings("ignore", message="Creating .* WeightUpdaterBase")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__main__"}
     block = re.compile(r"(<!-- not run: .+ -->\n+)?^```python\n(.*?)^```$", re.M | re.S)

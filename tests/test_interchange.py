@@ -59,6 +59,12 @@ def test_trajectories_come_back_from_minari_as_they_were(with_costs):
     assert_equal(from_minari("walk/random-v0"), written)  # from disk
 
 
+def test_a_minari_dataset_that_names_its_env_makes_it_again():
+    spaces = {"observation_space": Box(-np.inf, np.inf, (3,)), "action_space": Box(-9, 9, (2,))}
+    written = to_minari(episodes(), "walk/of-pendulum-v0", **spaces, env="Pendulum-v1")
+    assert written.recover_environment().spec.id == "Pendulum-v1"
+
+
 def test_images_come_back_from_minari_as_they_were():
     written = episodes(shape=(40, 40, 3), dtype=np.uint8)
     spaces = {"observation_space": Box(0, 255, (40, 40, 3), np.uint8)}

@@ -168,6 +168,14 @@ def test_a_cap_of_nothing_is_refused(cap):
         LagrangeMultiplier(cap=cap)
 
 
+def test_a_multiplier_shows_its_price():
+    """λ = e^(0.2 + 10 · 0.2) after twice the limit; its first digits."""
+    multiplier = LagrangeMultiplier(lr=0.2, cap=math.inf)
+    assert repr(multiplier) == "LagrangeMultiplier(value=1, lr=0.2, cap=inf)"
+    multiplier.update(40.0, 20.0)
+    assert repr(multiplier) == "LagrangeMultiplier(value=9.025, lr=0.2, cap=inf)"
+
+
 def test_a_state_with_other_keys_or_impossible_values_is_refused_and_changes_nothing():
     multiplier = after([3.0])
     state = multiplier.state_dict()

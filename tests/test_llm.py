@@ -16,10 +16,10 @@ from pbcrl.errors import LabelError
 from pbcrl.llm.cost_head import cost_function, fit_cost_head, score
 from pbcrl.llm.text import TextPair, helpfulness
 
-from .language import FAMILIES, byte_tokenizer, cost_head
+from .language import ENCODERS, FAMILIES, byte_tokenizer, cost_head
 
 TOKENIZER = byte_tokenizer()
-each_family = pytest.mark.parametrize("family", FAMILIES)
+each_family = pytest.mark.parametrize("family", [*FAMILIES, *ENCODERS])
 
 
 def pairs(count, seed=0):
@@ -63,7 +63,7 @@ def test_safe_rlhfs_cost_loss_is_ours_without_dead_zone_and_with_the_safety_term
     torch.testing.assert_close(ours.preference + 2 * ours.safety, theirs)
 
 
-@each_family
+@pytest.mark.parametrize("family", FAMILIES)  # encoders' key biases have no gradient but noise
 def test_a_step_follows_the_gradient_of_the_whole_batch_whatever_the_chunks(family):
     """Pair and variance terms do not split over chunks, so averaging chunks would be wrong."""
     data = pairs(12)
@@ -147,14 +147,84 @@ def test_safety_labels_alone_set_the_limit():
 
 
 @each_family
-def test_a_score_depends_neither_on_the_side_nor_on_the_amount_of_padding(family):
-    model = cost_head(family).double()
+def test_a_score_is_what_the_model_says_of_a_text_alone_whatever_the_padding(family):
+    model = cost_head(family).eval()
     texts = ["a", "ab", "a longer response than the others, by far"]
-    alone = [score(model, TOKENIZER, ["p: "], [text])[0] for text in texts]
+    with torch.no_grad():
+        expected = [
+            model(**TOKENIZER(f"p: {text}", return_tensors="pt")).logits.item() for text in texts
+        ]
+    assert np.ptp(expected) > 5e-3
     for side in ("left", "right"):
         found = score(model, byte_tokenizer(side), ["p: "] * 3, texts)
-        np.testing.assert_allclose(found, alone, rtol=1e-9)
-    assert len(set(np.round(alone, 6))) == 3
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@each_family
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_too_long_loses_its_beginning_and_the_response_is_read(family, side):
+    """A token is a byte: of 50 + 6 + 6, the last 40 are read."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.truncation_side = side
+    model, prompt, responses = cost_head(family), 50 * "x" + "where?", ["safe..", "unsafe"]
+    found = score(model, tokenizer, [prompt] * 2, responses, max_length=40)
+    expected = score(model, tokenizer, [28 * "x" + "where?"] * 2, responses)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert abs(found[0] - found[1]) > 1e-3
+    assert tokenizer.truncation_side == side
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_prompt_that_is_too_long_is_learned_from_as_if_it_began_later(side):
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.truncation_side = side
+    weights = []
+    for prompt in (50 * "x" + "p: ", 29 * "x" + "p: "):  # 8 tokens are the response's
+        model = cost_head("llama")
+        data = [TextPair(prompt, p.first, p.second, p.label) for p in pairs(8)]
+        rng = np.random.default_rng(0)
+        fit_cost_head(model, tokenizer, data, rng=rng, lr=1e-3, max_length=40)
+        weights.append(model.state_dict())
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weight, weights[1][name], rtol=0, atol=0)
+
+
+def test_what_begins_a_text_stays_when_a_prompt_is_cut_off():
+    """As Llama's tokenizer, which puts one token in front: it and the last 9 are read."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", 1)]
+    )
+    model = cost_head("llama")
+    found = score(model, tokenizer, ["a long prompt: "], ["yes"], max_length=10)
+    expected = score(model, tokenizer, ["ompt: "], ["yes"])  # 1 + 6 + 3 tokens
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_a_response_that_is_too_long_is_not_cut_off_silently():
+    model, rng = cost_head("llama"), np.random.default_rng(0)
+    rule = "response is read whole, but 1 of 2 have more than max_length=10 tokens"
+    with pytest.warns(UserWarning, match=rule):
+        found = score(model, TOKENIZER, ["p: "] * 2, ["ten tokens", "11 tokens.."], max_length=10)
+    np.testing.assert_allclose(found[1:], score(model, TOKENIZER, [""], ["1 tokens.."]), rtol=1e-5)
+    alone = [TextPair("p: ", "11 tokens..", None, Label(np.nan, 1.0, np.nan))]
+    with pytest.warns(UserWarning, match="1 of 1 have more"):
+        fit_cost_head(model, TOKENIZER, alone, rng=rng, max_length=10, snr_weight=0)
+
+
+@each_family
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_scores_of_half_precision_are_float32_and_near_those_of_float32(family, dtype):
+    model = cost_head(family)
+    prompts, texts = ["p: "] * 3, ["a", "ab", "a longer response than the others, by far"]
+    expected = score(model, TOKENIZER, prompts, texts)
+    found = score(model.to(dtype), TOKENIZER, prompts, texts)
+    assert expected.dtype == found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    function = cost_function(model, TOKENIZER)
+    assert function(prompts=prompts, completions=texts) == found.tolist()
 
 
 @each_family
@@ -167,8 +237,10 @@ def test_a_score_survives_saving_and_loading(family, tmp_path):
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     texts = ["ab", "bba  b"]
-    np.testing.assert_array_equal(
-        score(again, tokenizer, ["p: "] * 2, texts), score(model, TOKENIZER, ["p: "] * 2, texts)
+    np.testing.assert_allclose(
+        score(again, tokenizer, ["p: "] * 2, texts),
+        score(model, TOKENIZER, ["p: "] * 2, texts),
+        rtol=1e-5,
     )
 
 
@@ -183,6 +255,26 @@ def test_scores_come_in_the_shape_of_trls_reward_functions():
 
 
 # -- What is refused -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_weights_that_a_step_would_not_move_are_not_trained(dtype):
+    """At 0.02, bfloat16 has a number every 2**-13 = 1.2e-4; a step of AdamW is 2e-5."""
+    model, rng = cost_head("llama").to(dtype), np.random.default_rng(0)
+    with pytest.raises(ValueError, match=rf"rounds away, got .*{dtype}.*; call model\.float\(\)"):
+        fit_cost_head(model, TOKENIZER, pairs(4), rng=rng)
+    before = [weight.clone() for weight in model.float().parameters()]
+    with torch.autocast("cpu", dtype=dtype):
+        fit_cost_head(model, TOKENIZER, pairs(4), rng=rng)
+    moved = [
+        (new != old).float().mean() for new, old in zip(model.parameters(), before, strict=True)
+    ]
+    assert np.mean(moved) > 0.9
+    model.to(dtype).requires_grad_(False)  # as an adapter's: what is frozen may be what it is
+    model.score.float().requires_grad_(True)
+    model.score.register_forward_pre_hook(lambda _, args: tuple(arg.float() for arg in args))
+    fit_cost_head(model, TOKENIZER, pairs(4), rng=rng)
+    assert model.model.embed_tokens.weight.dtype == dtype
 
 
 def test_what_cannot_be_scored_or_learned_is_refused():
@@ -204,6 +296,8 @@ def test_what_cannot_be_scored_or_learned_is_refused():
         score(
             cost_head("llama").__class__(_with(model.config, num_labels=2)), TOKENIZER, ["p"], ["a"]
         )
+    with pytest.raises(ValueError, match="of a model of type 'fnet' does, by the padding"):
+        score(cost_head("fnet"), TOKENIZER, ["p"], ["a"])
     unpadded = copy.deepcopy(TOKENIZER)
     unpadded.pad_token = None
     with pytest.raises(ValueError, match=r"set tokenizer\.pad_token"):

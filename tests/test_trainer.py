@@ -957,6 +957,29 @@ def test_before_the_first_training_the_dead_zone_stays_and_the_input_scale_is_fi
     assert trainer.model.input_mean[0].item() == pytest.approx(1.6)  # once, before training
 
 
+@pytest.mark.parametrize(
+    ("label", "found"),
+    [
+        (Label(1, 1, 1), "6 safety labels of 3 pairs are safe"),
+        (Label(1, 0, 0), "6 safety labels of 3 pairs are unsafe"),
+        (Label(1), "none of 3 pairs has a safety label"),
+    ],
+)
+def test_three_rounds_in_which_nothing_could_be_learned_are_said_once(label, found):
+    trainer = known_trainer()
+    buffer = buffer_of([0.0, 1.0, 2.0], [[0, 1]], [label])
+    trainer.update(buffer, np.array([0]))
+    trainer.update(buffer, np.empty(0, np.int64))  # nothing was answered
+    buffer.add_labels(np.array([[1, 2]]), [label])
+    trainer.update(buffer, np.array([1]))
+    buffer.add_labels(np.array([[0, 2]]), [label])
+    with pytest.warns(RuntimeWarning, match=f"{found}, and nothing has been learned in 3 rounds"):
+        trainer.update(buffer, np.array([2]))
+    buffer.add_labels(np.array([[0, 1]]), [label])
+    trainer.update(buffer, np.array([3]))
+    assert trainer.steps == 0
+
+
 def test_one_sided_labels_train_nothing_and_stay_new():
     """At lr = 0: all three pairs weigh alike in the end, where half would go to the last one if
     the first two were old."""

@@ -145,6 +145,12 @@ def test_a_label_holds_a_probability_and_two_verdicts_or_nan(preference, safe):
     assert label.first_safe is safe
 
 
+def test_a_preference_alone_says_nothing_of_safety():
+    label = Label(1.0)
+    assert (label.preference, label.unsafe) == (1.0, (None, None))
+    assert np.isnan([label.first_safe, label.second_safe]).all()
+
+
 @pytest.mark.parametrize("preference", [-0.1, 1.1, -1, math.inf])
 def test_a_preference_that_is_no_probability_is_refused(preference):
     with pytest.raises(ValueError, match=rf"lie in \[0, 1\], .*: got preference={preference}"):

@@ -1,5 +1,6 @@
 import copy
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -651,6 +652,20 @@ def test_training_on_one_sided_labels_is_refused():
             train(all_safe)
     with pytest.raises(LabelError, match="the buffer's 0 pairs have none"):
         fresh_trainer().fit(PreferenceBuffer())
+
+
+def test_three_rounds_of_one_side_are_said_unless_the_safest_sets_the_limit():
+    """With a horizon, unsafe labels and preferences are learned from; safe ones teach nothing."""
+    for limit in (0, 1000):
+        buffer, trainer = PreferenceBuffer(), fresh_trainer()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for seed in range(3):
+                trainer.update(buffer, add_labelled(buffer, 8, seed=seed, limit=limit))
+        said = [str(one.message) for one in caught if "in 3 rounds" in str(one.message)]
+        assert len(said) == (limit == 1000)
+        assert (trainer.steps > 0) == (limit == 0)
+    assert "all 48 safety labels of 24 pairs are safe, and nothing has been learned" in said[0]
 
 
 def test_of_unsafe_labels_alone_the_limit_is_the_cost_of_the_safest():

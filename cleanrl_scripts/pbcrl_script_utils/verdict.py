@@ -11,6 +11,7 @@ import numpy as np
 _LONGER = "; train longer, or raise --multiplier-lr"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
 _FEW = 5  # costly episodes, for a normal interval of the mean cost
+_FEW_OF_A_SIDE = 10  # for one of a share that is judged right
 _MOST_EPISODES = 100_000  # that anybody would play
 _BLOCKS = 15  # of a run, of which three are its last fifth
 
@@ -50,8 +51,8 @@ def limit_verdict(
             said = "no true cost is known, and labels alone can tell whether the limit is met"
             return f"{said} ({who})"
         return (
-            f"no true cost is known; in the last labelling rounds {rate:.0%} of what was judged "
-            "was called unsafe"
+            "no true cost is known, nor whether this policy keeps the limit; of what was judged of "
+            f"the policies before it, in the last labelling rounds, {rate:.0%} was called unsafe"
         )
     if not math.isfinite(limit):
         unknown = "no limit is known" if math.isnan(limit) else "no limit"
@@ -160,7 +161,13 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
         half = 0.49 / math.sqrt(number * base_rate * (1 - base_rate))
         shown = f"balanced accuracy {accuracy:.2f} on {episodes}"
         more = "more episodes or queries"
-        if accuracy <= 0.5 + half < found["auroc"] - 0.1:
+        rarer = round(number * (1 - base_rate))  # of the safe or of the unsafe ones
+        if rarer < _FEW_OF_A_SIDE:
+            said.append(
+                f"too few episodes to judge the cost model by: {shown}, only {rarer} of them on "
+                "one side of the limit"
+            )
+        elif accuracy <= 0.5 + half < found["auroc"] - 0.1:
             said.append(
                 f"the cost model orders episodes, but its limit is misplaced: {shown}, and AUROC "
                 f"{found['auroc']:.2f}"

@@ -61,7 +61,7 @@ class PreferenceCostVecEnv(VecEnvWrapper):
     `make_vec_env` puts it, logs the reward of the env; a `VecMonitor` outside, the one reported
     here.
 
-    To continue a training exactly, keep `multiplier.state_dict()` and `scale.state_dict()`.
+    `MultiplierCallback` has λ and the scale saved with the model.
 
     Args:
         venv: A vector env of single envs that `PreferenceCostWrapper` takes.
@@ -157,6 +157,10 @@ class MultiplierCallback(BaseCallback):
     `rollout/learned_cost` (with a cost model), `rollout/true_cost` (if the envs report one) and
     `rollout/multiplier` are logged, both costs as means per episode.
 
+    λ and the scale are in what the model's `save` writes, as its attribute `priced_by`: when a
+    loaded model is trained on, under a multiplier that has not been moved yet, they go on from
+    there.
+
     Args:
         envs: What the model is trained on, or what the wrappers around that hold.
         limit: d, highest mean episode cost that is safe, where the envs price their own cost; None
@@ -198,6 +202,19 @@ class MultiplierCallback(BaseCallback):
                 )
             envs = envs.venv
         self._finished = []
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """From λ and the scale of a loaded model; the present ones are saved with it from now."""
+        model: Any = self.model
+        multiplier, scale = self._envs.multiplier, self._envs.scale
+        before, scale_before = getattr(model, "priced_by", (multiplier, scale))
+        if before is not multiplier and not multiplier.state_dict()["updates"]:
+            multiplier.load_state_dict(before.state_dict())
+            # The sums are of episodes that are not gone on with, maybe of another number of envs.
+            sums = scale.state_dict()["sums"]
+            scale.load_state_dict({**scale_before.state_dict(), "sums": sums})
+        model.priced_by = multiplier, scale
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:

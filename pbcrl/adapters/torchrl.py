@@ -1,23 +1,27 @@
 """The learned cost in TorchRL: a transform that writes it beside the reward.
 
 `PreferenceCost` scores steps while an env is stepped, and batches of a replay buffer again after
-fine-tuning. What prices the cost is the loss of whoever uses it. Does not record episodes.
+fine-tuning. `TrueCost` reads the env's own cost. What prices a cost is the loss of whoever uses it.
+Does not record episodes.
 """
 
 from __future__ import annotations
 
-from typing import final
+from collections.abc import Mapping
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from pbcrl.cost_model import LearnedCost, require_learned_cost, warn_of_a_copy
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError
+from pbcrl.recorder import cost_array
 
 try:
     from tensordict import NestedKey, TensorDictBase
     from torchrl.data import Composite, TensorSpec, Unbounded
     from torchrl.envs import Transform
+    from torchrl.envs.gym_like import BaseInfoDictReader
 except ImportError as error:
     raise ImportError(
         f"pbcrl.adapters.torchrl needs TorchRL, but {error}; pip install 'pbcrl[torchrl]'"
@@ -93,7 +97,8 @@ class PreferenceCost(Transform):  # type: ignore[misc]
         self, tensordict: TensorDictBase, tensordict_reset: TensorDictBase
     ) -> TensorDictBase:
         del tensordict
-        zeros = torch.zeros(*tensordict_reset.shape, 1, device=tensordict_reset.device)
+        shape, device = (*tensordict_reset.shape, 1), tensordict_reset.device
+        zeros = torch.zeros(shape, dtype=torch.float32, device=device)
         return tensordict_reset.set(self.out_keys[0], zeros)
 
     @torch.no_grad()
@@ -107,3 +112,33 @@ class PreferenceCost(Transform):  # type: ignore[misc]
                 )
         cost: Tensor = self.cost_model(observation, action.float())
         return cost.float().unsqueeze(-1).to(observation.device)
+
+
+@final
+class TrueCost(BaseInfoDictReader):  # type: ignore[misc]
+    """Reads the env's own `info["cost"]` as ("next", "true_cost"), float32 (*batch, 1).
+
+    TorchRL's own reader takes arrays, while a cost is a float in Gymnasium's infos. At a reset the
+    cost is 0 if the env reports none. Give it to `GymWrapper.set_info_dict_reader`. With
+    `frame_skip`, TorchRL has the infos of the last frame alone, so that costs of others are lost.
+
+    Raises:
+        MissingCostError: At a step without `info["cost"]`.
+        ValueError: At a step, if the cost is negative or not one number per env.
+    """
+
+    @property
+    def info_spec(self) -> Mapping[str, TensorSpec]:
+        """What is read, of a single env."""
+        return {"true_cost": Unbounded(shape=(1,), dtype=torch.float32)}
+
+    def __call__(self, info_dict: dict[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
+        """Write the cost of a step."""
+        is_reset = "reward" not in tensordict
+        if "cost" not in info_dict and not is_reset:
+            raise MissingCostError(
+                "the true cost of a step is in info['cost'], but the env reported only "
+                f"{sorted(info_dict)}; let it report a cost in every step, or leave TrueCost out"
+            )
+        cost = cost_array(info_dict.get("cost", 0.0), tuple(tensordict.shape))
+        return tensordict.set("true_cost", torch.from_numpy(cost.reshape(*cost.shape, 1)))

@@ -307,6 +307,8 @@ def label_from_json(entry: Mapping[str, Any]) -> AnyLabel:
     values: dict[str, Any] = {k: math.nan if v is None else v for k, v in entry.items()}
     if list(values) == ["batch_safe"]:
         return BatchLabel(values["batch_safe"])
+    if not values.keys() >= {"preference", "first_safe", "second_safe"}:
+        raise ValueError(f"a label's line has all three answers, got {list(values)}")
     for name in ("first_unsafe", "second_unsafe"):
         if name in values:
             values[name] = stretches_of(values[name])

@@ -41,7 +41,9 @@ def to_minari(
         dataset_id: Such as "walk/random-v0"; a dataset of that name must not be there.
         observation_space: Of one env; a `Box` of the shape of the observations that were recorded.
         action_space: Likewise of the actions.
-        **about: For Minari: `author`, `description`, `code_permalink`, ...
+        **about: As `minari.create_dataset_from_buffers` takes it: `env`, an id, an env or its spec,
+            which `MinariDataset.recover_environment` then makes again; `author`, `description`,
+            `code_permalink`, ...
 
     Returns:
         The `minari.MinariDataset`.

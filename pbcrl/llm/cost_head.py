@@ -1,14 +1,17 @@
-"""A learned cost on language models: a cost head on any causal model, trained by the PbCI loss.
+"""A learned cost on language models: a cost head on any of them, trained by the PbCI loss.
 
 The head is that of `AutoModelForSequenceClassification` with one label: a linear layer on the last
-token's hidden state. It gives the cost of a whole response, in units where the learned limit is 0.
+token's hidden state, or, of an encoder such as BERT, on what that model pools. It gives the cost of
+a whole response, in units where the learned limit is 0.
 Needs the extra `llm`. Works on text: the cost model may have another tokenizer than the policy.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from pbcrl.buffer import check_generator
 from pbcrl.errors import CorruptFileError, LabelError, NonFiniteError, require_in
@@ -36,6 +40,9 @@ except ImportError as missing:
 MAX_LENGTH = 512
 """Tokens of prompt and response that are read by default, as Safe RLHF has it."""
 _STATE = "multiplier.json"
+_TOKENIZED_AT_ONCE = 1024
+# Heads of transformers 5.23: XLNet reads the last place, be it padding; the others mix it in.
+_READ_PADDING = "convbert", "fnet", "nystromformer", "xlnet", "yoso"
 
 
 def fit_cost_head(
@@ -67,7 +74,9 @@ def fit_cost_head(
     step size falls linearly to 0. Dropout is off: both passes must see the same network.
 
     Args:
-        model: A sequence classifier of transformers with `config.num_labels == 1`.
+        model: A sequence classifier of transformers with `config.num_labels == 1`. What is trained
+            of it is float32: at a weight of 0.02, bfloat16 has a number every 1.2e-4, and a step of
+            the default `lr` is 2e-5. To compute in bfloat16, call this under `torch.autocast`.
         tokenizer: Its tokenizer, which has a padding token.
         pairs: The labelled responses.
         rng: Order of the pairs.
@@ -80,8 +89,9 @@ def fit_cost_head(
         epochs: Passes over the pairs; 0 leaves the model as it is.
         batch_size: Pairs per gradient step.
         chunk_size: Responses per forward pass.
-        max_length: Tokens after which prompt and response are cut off, at the side that
-            `tokenizer.truncation_side` says.
+        max_length: Tokens of a prompt and its response that are read at most: a longer prompt
+            loses its beginning, whatever `tokenizer.truncation_side` says. A response that is
+            longer by itself loses its own, with a warning.
 
     Returns:
         The mean of preference + safety loss in each epoch, in nats, without `safety_weight`.
@@ -89,8 +99,9 @@ def fit_cost_head(
     Raises:
         LabelError: If there are no pairs, or none of them has a label.
         NonFiniteError: If the model's costs are NaN or infinite; lower `lr`.
-        ValueError: If the model has not one label, the tokenizer no padding token, or a number is
-            out of range.
+        ValueError: If the model has not one label, weights to train in less than float32, or reads
+            padding; if the tokenizer has no padding token, a text has no token, or a number is out
+            of range.
     """
     check_generator(rng)
     _prepare(model, tokenizer)
@@ -104,8 +115,14 @@ def fit_cost_head(
             f"a cost is learned from labels, but none of {len(pairs)} pairs has one; read labelled "
             "pairs, by pbcrl.llm.text.read_pairs"
         )
-    texts = [
-        (p.prompt + p.first, p.prompt + (p.first if p.second is None else p.second)) for p in pairs
+    _check_precision(model)
+    prompts = [p.prompt for p in pairs]
+    tokens = [
+        _tokens(tokenizer, prompts, responses, max_length)
+        for responses in (
+            [p.first for p in pairs],
+            [p.first if p.second is None else p.second for p in pairs],
+        )
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay)
     steps, step, history = epochs * math.ceil(len(pairs) / batch_size), 0, []
@@ -115,10 +132,10 @@ def fit_cost_head(
         order, sums = rng.permutation(len(pairs)), np.zeros(2)
         for start in range(0, len(pairs), batch_size):
             index = order[start : start + batch_size]
-            members = [texts[i][k] for k in (0, 1) for i in index]  # all first, then all second
+            members = [tokens[k][i] for k in (0, 1) for i in index]  # all first, then all second
             chunks = [members[i : i + chunk_size] for i in range(0, len(members), chunk_size)]
             with torch.no_grad():
-                cost = torch.cat([_costs(model, tokenizer, c, max_length) for c in chunks])
+                cost = torch.cat([_costs(model, chunk) for chunk in chunks])
             if not cost.isfinite().all():
                 raise NonFiniteError("a cost model must return finite costs; lower lr")
             cost.requires_grad_()  # (2B,)
@@ -134,7 +151,7 @@ def fit_cost_head(
             (gradient,) = torch.autograd.grad(total, cost)
             optimizer.zero_grad(set_to_none=True)
             for chunk, part in zip(chunks, gradient.split(chunk_size), strict=True):
-                _costs(model, tokenizer, chunk, max_length).backward(part)
+                _costs(model, chunk).backward(part)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.param_groups[0]["lr"] = lr * (1 - step / steps)
             optimizer.step()
@@ -156,11 +173,12 @@ def score(
 ) -> NDArray[np.float32]:
     """Return the learned cost of each response, (B,), without gradients; above 0 is unsafe.
 
-    It does not depend on the side or the amount of padding, so not on what else is in the batch.
+    It does not depend on the side or the amount of padding, so not on what else is in the batch. A
+    model of any precision will do. `max_length` is as of `fit_cost_head`.
 
     Raises:
         ValueError: If there are not as many prompts as responses, a text has no token, the model
-            has not one label, or the tokenizer no padding token.
+            has not one label or reads padding, or the tokenizer has no padding token.
     """
     _prepare(model, tokenizer)
     if len(prompts) != len(responses):
@@ -168,13 +186,12 @@ def score(
             f"each response has its prompt, got {len(prompts)} prompts and {len(responses)} "
             "responses; repeat a prompt that has several"
         )
-    texts = [prompt + response for prompt, response in zip(prompts, responses, strict=True)]
+    tokens = _tokens(tokenizer, prompts, responses, max_length)
     was_training = model.training
     model.eval()
     with torch.no_grad():
         parts = [
-            _costs(model, tokenizer, texts[i : i + chunk_size], max_length)
-            for i in range(0, len(texts), chunk_size)
+            _costs(model, tokens[i : i + chunk_size]) for i in range(0, len(tokens), chunk_size)
         ]
     model.train(was_training)
     costs: NDArray[np.float32] = (
@@ -289,6 +306,12 @@ def _prepare(model: Any, tokenizer: Any) -> None:
             f"a cost is one number, but the model has num_labels={model.config.num_labels}; load "
             "it by AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
         )
+    if model.config.model_type in _READ_PADDING:
+        raise ValueError(
+            "a cost does not depend on what else is in the batch, but that of a model of type "
+            f"{model.config.model_type!r} does, by the padding; take another one, such as a Llama "
+            "or a BERT"
+        )
     if tokenizer.pad_token_id is None:
         raise ValueError(
             "responses of different lengths are padded, but the tokenizer has no padding token; "
@@ -303,17 +326,55 @@ def _prepare(model: Any, tokenizer: Any) -> None:
     model.config.pad_token_id = tokenizer.pad_token_id
 
 
-def _costs(model: Any, tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
-    """Learned costs of texts, (B,)."""
-    encoded = tokenizer(
-        list(texts), padding=True, truncation=True, max_length=max_length, return_tensors="pt"
-    )
-    tokens, mask = (encoded[name].to(model.device) for name in ("input_ids", "attention_mask"))
-    if tokens.shape[1] == 0 or not mask.any(1).all():
-        raise ValueError("a text that is scored has a token, got an empty prompt and response")
-    # Counted from the first real token: GPT-2's positions would shift with padding on the left.
-    positions = (mask.long().cumsum(1) - 1).clamp(min=0)
+def _check_precision(model: Any) -> None:
+    found = {weight.dtype for weight in model.parameters() if weight.requires_grad}
+    if coarse := [dtype for dtype in found if torch.finfo(dtype).bits < 32]:
+        raise ValueError(
+            "a cost head is learned in small steps, which a weight of less than float32 rounds "
+            f"away, got {coarse[0]}; call model.float() before, or load it by from_pretrained(..., "
+            "dtype=torch.float32)"
+        )
 
-    out = model(input_ids=tokens, attention_mask=mask.long(), position_ids=positions)
+
+def _tokens(
+    tokenizer: Any, prompts: Sequence[str], responses: Sequence[str], max_length: int
+) -> list[Tensor]:
+    """The last tokens of each prompt and its response, int32 (T,), T <= max_length."""
+    cutting = copy.copy(tokenizer)
+    cutting.truncation_side = "left"  # the prompt's: on the right is what is to be scored
+    room = max_length - tokenizer.num_special_tokens_to_add()
+    found, num_cut = [], 0
+    for start in range(0, len(prompts), _TOKENIZED_AT_ONCE):
+        part = slice(start, start + _TOKENIZED_AT_ONCE)
+        texts = [p + r for p, r in zip(prompts[part], responses[part], strict=True)]
+        rows = cutting(texts, truncation=True, max_length=max_length)["input_ids"]
+        found += [torch.tensor(row, dtype=torch.int32) for row in rows]
+        full = [r for r, row in zip(responses[part], rows, strict=True) if len(row) == max_length]
+        alone = (
+            tokenizer(full, add_special_tokens=False, verbose=False)["input_ids"] if full else []
+        )
+        num_cut += sum(len(row) > room for row in alone)
+    if not all(map(len, found)):
+        raise ValueError("a text that is scored has a token, got an empty prompt and response")
+    if num_cut:
+        warnings.warn(
+            f"a response is read whole, but {num_cut} of {len(found)} have more than "
+            f"max_length={max_length} tokens, and only their ends are read; raise max_length, or "
+            "leave them out",
+            UserWarning,
+            stacklevel=3,
+        )
+    return found
+
+
+def _costs(model: Any, chunk: Sequence[Tensor]) -> Tensor:
+    """Learned costs of texts, of their tokens; float32 (B,)."""
+    # At the end, whatever the tokenizer's side: there no model's positions or pooling are moved.
+    tokens = pad_sequence(list(chunk), batch_first=True, padding_value=model.config.pad_token_id)
+    lengths = torch.tensor([[len(row)] for row in chunk])
+    mask = torch.arange(tokens.shape[1]) < lengths
+    out = model(
+        input_ids=tokens.long().to(model.device), attention_mask=mask.long().to(model.device)
+    )
     logits: Tensor = out.logits  # (B, 1)
-    return logits.squeeze(-1)
+    return logits.squeeze(-1).float()

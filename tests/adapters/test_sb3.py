@@ -282,6 +282,39 @@ def test_a_training_goes_on_from_the_states_of_multiplier_and_scale():
     assert not np.allclose(rewards[0], rewards[2])
 
 
+def test_a_saved_model_takes_its_multiplier_and_scale_along(tmp_path):
+    """The first two λ are of one training, the third of a loaded model with fewer envs."""
+    model, costs, scales = random_model(), [], []
+
+    def note(envs):
+        def on_episodes(episodes):
+            costs.append(float(model.score(episodes).mean()))
+            scales.append(envs.scale.state_dict()["rollouts"])
+
+        return MultiplierCallback(envs, on_episodes=on_episodes)
+
+    envs = toy(model)
+    agent = sb3.PPO("MlpPolicy", envs, n_steps=HORIZON, batch_size=100, seed=0, device="cpu")
+    agent.learn(2 * 3 * HORIZON, callback=note(envs))
+    agent.save(tmp_path / "agent")
+    again = toy(model, num_envs=2)
+    loaded = sb3.PPO.load(tmp_path / "agent", env=VecNormalize(again, norm_reward=False))
+    loaded.learn(2 * HORIZON, callback=note(again), reset_num_timesteps=False)
+    expected = LagrangeMultiplier(initial=0.5, cap=20.0)
+    for cost in costs:
+        expected.update(cost)
+    assert again.multiplier.state_dict() == expected.state_dict()
+    assert expected.state_dict()["updates"] == 3
+    assert scales == [HORIZON, 2 * HORIZON, 3 * HORIZON]
+    own = toy(model)  # one that has been moved is left as it is
+    own.multiplier.update(3.0)
+    value = own.multiplier.value
+    callback = MultiplierCallback(own)
+    callback.init_callback(sb3.PPO.load(tmp_path / "agent", env=own))
+    callback.on_training_start({}, {})
+    assert own.multiplier.value == value
+
+
 def test_sac_learns_with_normalised_observations_around_raw_ones_that_are_scored():
     model, rounds = random_model(), []
     venv = DummyVecEnv([lambda: gym.make(TOY)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pbcrl import CostModel, TreeCost
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl.trees import Trees
 
 pytest.importorskip("torchrl", reason="needs the extra `torchrl`")
@@ -26,7 +26,7 @@ from torchrl.envs import (  # noqa: E402
 )
 
 import pbcrl_envs  # noqa: E402, F401
-from pbcrl.adapters.torchrl import PreferenceCost  # noqa: E402
+from pbcrl.adapters.torchrl import PreferenceCost, TrueCost  # noqa: E402
 
 TOY = "PointHazards-v0"
 
@@ -95,9 +95,47 @@ def test_trees_are_scored_as_they_are_now():
         torch.testing.assert_close(PreferenceCost(model)(rollout)["next", "cost"], expected)
 
 
-def test_the_cost_of_the_env_goes_by_another_name():
+def test_the_specs_hold_whatever_the_default_precision():
+    torch.set_default_dtype(torch.float64)
+    try:
+        check_env_specs(TransformedEnv(GymEnv(TOY), PreferenceCost(random_model(TOY))))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_cost_of_the_env_is_read_under_another_name():
+    class Noted(gym.Wrapper):
+        def step(self, action):
+            *step, info = self.env.step(action)
+            noted.append(info["cost"])
+            return *step, info
+
+    noted = []
+    inner = GymWrapper(Noted(gym.make(TOY)))
+    inner.set_info_dict_reader(TrueCost())
+    env = TransformedEnv(inner, PreferenceCost(random_model(TOY)))
+    check_env_specs(env)
+    noted.clear()
+    env.set_seed(0)
+    rollout = env.rollout(250, break_when_any_done=False)  # across two resets
+    assert rollout["next", "true_cost"].squeeze(-1).tolist() == noted
+    assert 0 < sum(noted) < 250
+    assert len(rollout["next", "cost"].unique()) > 2
+
+
+def test_a_step_without_a_cost_is_refused_by_the_reader():
+    env = GymEnv("Pendulum-v1")
+    env.set_info_dict_reader(TrueCost())
+    assert env.reset()["true_cost"].tolist() == [0]
+    with pytest.raises(
+        MissingCostError, match=r"in info\['cost'\], but the env reported only \[\]"
+    ):
+        env.rand_step()
+
+
+def test_a_cost_of_the_env_under_the_name_of_the_learned_one_is_refused():
     class ArrayCost(gym.Wrapper):
-        """TorchRL's reader of infos takes arrays only."""
+        """TorchRL's own reader of infos takes arrays only."""
 
         def reset(self, **kwargs):
             obs, info = self.env.reset(**kwargs)

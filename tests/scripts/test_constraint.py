@@ -127,6 +127,7 @@ def test_the_rate_moves_the_multiplier_by_labels_and_the_model(script, make_args
         assert row["multiplier"] == multiplier.update(row["measured"], row["allowed"])
 
 
+@pytest.mark.filterwarnings("ignore:a limit lies between safe and unsafe trajectories")
 @pytest.mark.parametrize(("limit", "rejected"), [(1e3, 0.0), (0.0, 1.0)])
 def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
     script, make_args, limit, rejected

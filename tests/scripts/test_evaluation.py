@@ -456,6 +456,17 @@ def cost_model_of(**changes: float) -> dict:
             {"balanced_accuracy": math.nan, "auroc": math.nan, "base_rate": 1.0},
             ["the cost model cannot be judged: 100 test episodes are on one side of the limit"],
         ),
+        (  # 5 of 150: of 4 right ones, guessing gets as many or more in 19 % of all cases.
+            {"balanced_accuracy": 0.8, "base_rate": 145 / 150, "test_episodes": 150},
+            [
+                "too few episodes to judge the cost model by: balanced accuracy 0.80 on 150 test "
+                "episodes, only 5 of them on one side of the limit"
+            ],
+        ),
+        (
+            {"balanced_accuracy": 0.8, "base_rate": 0.9},
+            ["the cost model tells safe from unsafe: balanced accuracy 0.80 on 100 test episodes"],
+        ),
         (
             {"step_auroc": 0.57},
             [

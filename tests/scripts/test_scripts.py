@@ -375,6 +375,7 @@ def test_pbcrl_refuses_a_dataset_of_another_env(scripts, tmp_path, toy_dataset):
         scripts.ppo_lag_pbcrl.train(args)
 
 
+@pytest.mark.filterwarnings("ignore:a limit lies between safe and unsafe trajectories")
 def test_of_labels_that_are_all_on_one_side_pbcrl_learns_online_alone(
     scripts, tmp_path, toy_dataset
 ):
@@ -482,8 +483,9 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
     rates = [row["unsafe_rate"] for row in rows(tmp_path / "run") if row["unsafe_rate"] is not None]
     assert found["labelled_unsafe_rate"] == pytest.approx(np.mean(rates[-5:]))
     assert found["verdict"][0] == (
-        f"no true cost is known; in the last labelling rounds {np.mean(rates[-5:]):.0%} of what "
-        "was judged was called unsafe"
+        "no true cost is known, nor whether this policy keeps the limit; of what was judged of the "
+        f"policies before it, in the last labelling rounds, {np.mean(rates[-5:]):.0%} was called "
+        "unsafe"
     )
     _, *of_multiplier, of_cost = found["verdict"]
     assert of_multiplier[0].startswith("λ is moved ")  # too seldom, in so short a run
