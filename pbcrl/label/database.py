@@ -7,11 +7,12 @@ of this package. Does not depend on what the rows mean.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any, final
 from weakref import finalize
@@ -27,6 +28,8 @@ from pbcrl.storage import (
     unwritable,
 )
 
+_OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+
 
 @final
 class Database:
@@ -38,51 +41,69 @@ class Database:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._threads = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while something is done with the file; hold it to do several things in one go."""
         self._db = sqlite3.connect(
             path, timeout=30.0, isolation_level=None, check_same_thread=False
         )
+        self._place = path.absolute()  # whatever the working folder becomes
+        self._file = _identity(self._place)
+        self._saved: Path | None = None
         self.close = finalize(self, self._db.close)
         """Close the file; a second call does nothing."""
         self._db.execute("PRAGMA foreign_keys = ON")
 
-    def check(self, *, application: int, version: int) -> None:
+    def check(self, *, application: int, schemas: Mapping[int, str]) -> None:
         """Refuse a file that is damaged or somebody else's.
 
+        A trigger, a view or a table of its own could add, change and remove what is written, so
+        that the file has what its schema makes and nothing else.
+
+        Args:
+            application: Whose file it is.
+            schemas: What makes the tables, by version; the last one is the present version.
+
         Raises:
-            CorruptFileError: If it is damaged, or another program's.
+            CorruptFileError: If it is damaged, or another program's, or has another schema.
             FormatVersionError: If it has another version.
         """
         ((found,),) = self.rows("PRAGMA application_id")
         if found != application:
             raise corrupt(self.path, f"its application id is {found:#x}")
         ((found,),) = self.rows("PRAGMA user_version")
-        if found != version:
+        if found not in schemas:
             raise FormatVersionError(
-                f"this pbcrl reads version {version} of label stores, but {self.path} has version "
-                f"{found}; use the pbcrl that wrote it"
+                f"this pbcrl reads version {[*schemas][-1]} of label stores, but {self.path} has "
+                f"version {found}; use the pbcrl that wrote it"
             )
         try:
+            self._check_schema(schemas[found])
             ((text,), *_) = self.rows("PRAGMA quick_check(1)")
         except UnicodeDecodeError as error:  # it quotes what is damaged
             raise corrupt(self.path, str(error)) from error
         if text != "ok":
             raise corrupt(self.path, str(text))
 
-    def upgrade(self, statements: str, *, application: int, version: int) -> None:
+    def _check_schema(self, schema: str) -> None:
+        with closing(sqlite3.connect(":memory:")) as right:
+            right.executescript(schema)
+            wanted = {_plain(row) for row in right.execute(_OBJECTS)}
+        found = {_plain(row) for row in self.rows(_OBJECTS)}
+        for kind, name, _ in sorted(found ^ wanted):
+            raise corrupt(self.path, f"the {kind} {name} is not as this package makes it")
+
+    def upgrade(self, statements: str, *, version: int) -> None:
         """Bring a file of the version before to `version`, all or nothing; leave any other alone.
 
         Args:
             statements: That change the tables, separated by semicolons.
-            application: Whose file it is.
             version: Of the schema that they lead to.
 
         Raises:
             StorageError: If it cannot be written.
         """
-        ((whose,),) = self.rows("PRAGMA application_id")
         ((found,),) = self.rows("PRAGMA user_version")
-        if (whose, found) != (application, version - 1):
+        if found != version - 1:
             return
         self.rows("PRAGMA foreign_keys = OFF")  # or no table that others refer to can be replaced
         with self.transaction() as db:
@@ -100,16 +121,19 @@ class Database:
         """All rows that a statement gives.
 
         Raises:
-            StorageError: If the file is closed, or cannot be read or written.
+            StorageError: If the file is closed, was removed or replaced, or cannot be read or
+                written.
             CorruptFileError: If it is damaged.
         """
-        with self._threads, self._named_errors():
+        with self.lock, self._named_errors():
+            self._check_place()
             return self._db.execute(sql, values).fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk when the block is left; raises as `rows`."""
-        with self._threads, self._named_errors():
+        """All or nothing, and on disk, in its place, when the block is left; raises as `rows`."""
+        with self.lock, self._named_errors():
+            self._check_place()
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -118,6 +142,44 @@ class Database:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+            self._check_place()
+
+    def _check_place(self) -> None:
+        """Refuse to go on with a file that nobody will find again; keep what it holds.
+
+        Who removes or replaces the file, as programs do that synchronise folders, takes its name
+        from it: it is still open here, and gone when it is closed.
+        """
+        if _identity(self._place) == self._file:
+            self._saved = None
+            return
+        if self._saved is None:
+            self._saved = self._save()
+        raise StorageError(
+            f"a store stays in its place while it is open, but {self.path} was removed or "
+            f"replaced; all that was acknowledged is in {self._saved}: end what has the store "
+            f"open, put the right one of the files in place as {self.path.name}, and start again"
+        )
+
+    def _save(self) -> Path:
+        when = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        saved = self._place.with_stem(f"{self._place.stem}-{when}")
+        partial = saved.with_name(f"{saved.name}.{os.getpid()}.partial")
+        try:
+            # Its log keeps its name and would be read as that of the file that took its place.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with closing(sqlite3.connect(partial)) as copy:
+                self._db.backup(copy)
+            os.replace(partial, saved)
+            sync_folder(saved.parent)
+        except (OSError, sqlite3.Error) as error:
+            raise StorageError(
+                f"a store stays in its place while it is open, but {self.path} was removed or "
+                f"replaced, and what it held cannot be saved beside it ({error}); make the folder "
+                "again and free disk space before you end what has the store open: it tries again "
+                "whenever it is asked something"
+            ) from error
+        return saved
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -131,6 +193,21 @@ class Database:
             raise unwritable(self.path, OSError(str(error))) from error
         except sqlite3.DatabaseError as error:
             raise corrupt(self.path, str(error)) from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is that has this name; None if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _plain(row: tuple[str, str, str]) -> tuple[str, str, str]:
+    """Type, name and SQL of an object, without the spaces and quotes that SQLite may change."""
+    kind, name, sql = row
+    return kind, name, re.sub(r'[\s"]+', "", sql)
 
 
 def make_database(

@@ -32,7 +32,8 @@ from pbcrl.data.label_log import label_to_json
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
 from pbcrl.label.export import agreement, disagreements
-from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
+from pbcrl.label.standing import Question
+from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
 from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 _PAGE = {
