@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -655,19 +656,18 @@ def test_a_store_that_is_removed_or_replaced_while_it_is_open_takes_no_answer_an
 def test_an_answer_that_is_written_while_its_store_is_replaced_is_not_acknowledged(tmp_path):
     store = asked(tmp_path, 1)
     shutil.copy(store.path, tmp_path / "backup")
-    with (
-        pytest.raises(StorageError, match="was removed or replaced"),
-        store._db.transaction() as db,
-    ):
-        db.execute("DELETE FROM asked")
-        replaced(tmp_path)
+    writing = store._db.transaction()
+    writing.__enter__().execute("DELETE FROM asked")
+    replaced(tmp_path)
+    with pytest.raises(StorageError, match="was removed or replaced"):
+        writing.__exit__(None, None, None)
 
 
 def test_a_store_whose_folder_is_gone_is_saved_as_soon_as_there_is_one(tmp_path):
     store = asked(tmp_path / "folder", 2)
     store.answer(1, SAFE, annotator="Ada")
     shutil.rmtree(tmp_path / "folder")
-    with pytest.raises(StorageError, match="what it held cannot be saved .* make the folder again"):
+    with pytest.raises(StorageError, match=r"cannot be saved .* make the folder again"):
         store.labels()
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match="all that was acknowledged is in"):
@@ -709,6 +709,20 @@ def test_an_answer_for_which_there_is_no_space_is_not_acknowledged(tmp_path):
     assert store.labels() == {}
     store.answer(1, SAFE, annotator="Ada")
     assert store.labels() == {1: SAFE}
+
+
+def test_answers_in_a_read_only_folder_are_exported_and_their_agreement_told(tmp_path, capsys):
+    """Its log, which holds all of them, is not gone into the store yet."""
+    store = labelled(tmp_path / "folder")
+    shutil.copytree(tmp_path / "folder", tmp_path / "while it is open")
+    store.close()
+    with read_only(tmp_path / "while it is open") as folder:
+        with tempfile.TemporaryDirectory() as elsewhere:
+            main([str(folder), "--export", f"{elsewhere}/labels.csv"])
+        main([str(folder), "--agreement"])
+    shown = capsys.readouterr().out
+    assert "10 answers in" in shown
+    assert "alpha_safety                     1.000" in shown
 
 
 def test_a_read_only_folder_is_named(tmp_path):

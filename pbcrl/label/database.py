@@ -49,7 +49,7 @@ class Database:
         self._place = path.absolute()  # whatever the working folder becomes
         self._file = _identity(self._place)
         self._saved: Path | None = None
-        self.close = finalize(self, self._db.close)
+        self.close = finalize(self, _close, self._db, self.lock)
         """Close the file; a second call does nothing."""
         self._db.execute("PRAGMA foreign_keys = ON")
 
@@ -202,6 +202,11 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _close(db: sqlite3.Connection, lock: threading.RLock) -> None:
+    with lock:  # SQLite crashes if a file is closed in the middle of another thread's statement
+        db.close()
 
 
 def _plain(row: tuple[str, str, str]) -> tuple[str, str, str]:
