@@ -653,6 +653,64 @@ def test_a_store_that_is_removed_or_replaced_while_it_is_open_takes_no_answer_an
     assert again.trajectory(again.question(3).members[0])
 
 
+def overwritten(folder):
+    shutil.copyfile(folder / "backup", folder / "labels.sqlite")
+
+
+def restored(folder):
+    names = "backup", "labels.sqlite"
+    with sqlite3.connect(folder / names[0]) as backup, sqlite3.connect(folder / names[1]) as db:
+        backup.backup(db)
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [(overwritten, "was overwritten; all"), (restored, "put back to an earlier state .* all")],
+)
+@pytest.mark.parametrize("log", ["is long", "is short"])
+def test_a_backup_that_is_put_back_into_an_open_store_is_noticed_and_no_answer_is_lost(
+    tmp_path, happens, message, log
+):
+    store = asked(tmp_path, 4)
+    store.answer(1, SAFE, annotator="Ada")
+    store.close()
+    shutil.copyfile(store.path, tmp_path / "backup")
+    store = LabelStore(tmp_path)
+    store.answer(2, UNSAFE, annotator="Ada")
+    if log == "is short":  # all is in the file
+        with sqlite3.connect(store.path) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._db._contents = None
+        store._db.sync_fully()
+    happens(tmp_path)
+    for attempt in (lambda: store.answer(3, SAFE, annotator="Ada"), store.labels):
+        with pytest.raises(StorageError, match=rf"{message} that was acknowledged is in .*labels-"):
+            attempt()
+    (kept,) = tmp_path.glob("labels-*.jsonl")
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [(line["question"][:6], line["first_safe"]) for line in lines] == [
+        ("000001", 1.0),
+        ("000002", 0.0),
+    ]
+    store.close()
+    removed(tmp_path)
+    overwritten(tmp_path)  # once more, with nobody at work
+    assert LabelStore(tmp_path).labels() == {1: SAFE}
+
+
+def test_a_long_log_comes_into_the_file_and_other_processes_are_not_alarmed(tmp_path):
+    """Each answer writes some 20 kB to the log, of which 4 MiB are kept."""
+    stores = [asked(tmp_path, 300), LabelStore(tmp_path)]
+    before = stores[0].path.stat().st_mtime_ns
+    largest = 0
+    for number in range(1, 301):
+        stores[number % 2].answer(number, SAFE, annotator="Ada")
+        largest = max(largest, (tmp_path / "labels.sqlite-wal").stat().st_size)
+    assert largest < 5e6
+    assert stores[0].path.stat().st_mtime_ns > before
+    assert [len(store.labels()) for store in stores] == [300, 300]
+
+
 def test_an_answer_that_is_written_while_its_store_is_replaced_is_not_acknowledged(tmp_path):
     store = asked(tmp_path, 1)
     shutil.copy(store.path, tmp_path / "backup")

@@ -11,8 +11,8 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, final
 from weakref import finalize
@@ -28,6 +28,8 @@ from pbcrl.storage import (
     unwritable,
 )
 
+_PATIENCE = 30  # seconds, with others who write
+_MAX_LOG = 1 << 22  # bytes
 _OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL"
 
 
@@ -37,18 +39,22 @@ class Database:
 
     Args:
         path: The file; made if it is missing, but empty: see `make_database`.
+        keep: Keeps elsewhere what is known of its contents, as far as that can be, when the file
+            turns out to have been overwritten; returns where.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keep: Callable[[], object] = lambda: "no file") -> None:
         self.path = path
         self.lock = threading.RLock()
         """Held while something is done with the file; hold it to do several things in one go."""
         self._db = sqlite3.connect(
-            path, timeout=30.0, isolation_level=None, check_same_thread=False
+            path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
         )
         self._place = path.absolute()  # whatever the working folder becomes
         self._file = _identity(self._place)
-        self._saved: Path | None = None
+        self._contents: tuple[int, int] | None = None  # None: not watched, (0, 0): not known
+        self._keep = keep
+        self._saved: object = None  # where what the file held is, if it is not in its place
         self.close = finalize(self, _close, self._db, self.lock)
         """Close the file; a second call does nothing."""
         self._db.execute("PRAGMA foreign_keys = ON")
@@ -113,9 +119,15 @@ class Database:
         self.rows("PRAGMA foreign_keys = ON")
 
     def sync_fully(self) -> None:
-        """From now on what a transaction has done is on disk when it ends."""
+        """From now on what a transaction has done is on disk when it ends.
+
+        SQLite adds it to a log. What is in the log comes into the file in `_checkpoint` alone, so
+        that a file that changes at another time has been overwritten.
+        """
         self.rows("PRAGMA journal_mode = WAL")
         self.rows("PRAGMA synchronous = FULL")
+        self.rows("PRAGMA wal_autocheckpoint = 0")
+        self._contents = _contents(self._place)
 
     def rows(self, sql: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> list[Any]:
         """All rows that a statement gives.
@@ -143,23 +155,68 @@ class Database:
                     self._db.execute("ROLLBACK")
                 raise
             self._check_place()
+            self._checkpoint()
 
     def _check_place(self) -> None:
         """Refuse to go on with a file that nobody will find again; keep what it holds.
 
         Who removes or replaces the file, as programs do that synchronise folders, takes its name
-        from it: it is still open here, and gone when it is closed.
+        from it: it is still open here, and gone when it is closed. Who copies another file over it
+        leaves a mixture of both.
         """
-        if _identity(self._place) == self._file:
+        is_there = _identity(self._place) == self._file
+        if is_there and (self._contents is None or self._is_as_left()):
             self._saved = None
             return
         if self._saved is None:
-            self._saved = self._save()
+            self._saved = self._keep() if is_there else self._save()
         raise StorageError(
-            f"a store stays in its place while it is open, but {self.path} was removed or "
-            f"replaced; all that was acknowledged is in {self._saved}: end what has the store "
-            f"open, put the right one of the files in place as {self.path.name}, and start again"
+            f"a store stays as it is while it is open, but {self.path} was "
+            f"{'overwritten' if is_there else 'removed or replaced'}; all that was acknowledged is "
+            f"in {self._saved}: end what has the store open, put the right one of the files in "
+            f"place as {self.path.name}, without any {self.path.name}-wal, and start again"
         )
+
+    def _is_as_left(self) -> bool:
+        """Whether nobody but another process of ours has written to the file since."""
+        if self._contents == (0, 0):
+            self._contents = _contents(self._place)
+        if self._contents == _contents(self._place):
+            return True
+        with open(self._mark, "a+b") as mark:
+            wait_for_lock(mark, f"{mark.name} has been locked for 30 s", seconds=30)
+            mark.seek(0)
+            contents = _contents(self._place)
+            if mark.read(100) != _told(contents):
+                return False
+            self._contents = contents
+            return True
+
+    def _checkpoint(self) -> None:
+        """Bring what is in the log into the file, if that is much, and say so to other processes.
+
+        At an error it stays in the log, where it is as safe.
+        """
+        log = self._place.with_name(f"{self._place.name}-wal")
+        if self._contents is None or not log.exists() or log.stat().st_size < _MAX_LOG:
+            return
+        with open(self._mark, "ab") as mark:
+            try:
+                lock(mark, "another process does it just now")
+            except StorageError:
+                return
+            with suppress(sqlite3.OperationalError):
+                self._db.execute("PRAGMA busy_timeout = 0")
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._db.execute(f"PRAGMA busy_timeout = {1000 * _PATIENCE}")
+            self._contents = _contents(self._place)
+            mark.truncate(0)
+            mark.write(_told(self._contents))
+
+    @property
+    def _mark(self) -> Path:
+        """Says how `_checkpoint` has left the file; locked meanwhile."""
+        return self._place.with_name(f".{self._place.name}.mark")
 
     def _save(self) -> Path:
         when = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -168,13 +225,14 @@ class Database:
         try:
             # Its log keeps its name and would be read as that of the file that took its place.
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._contents = 0, 0  # the file may come back
             with closing(sqlite3.connect(partial)) as copy:
                 self._db.backup(copy)
             os.replace(partial, saved)
             sync_folder(saved.parent)
         except (OSError, sqlite3.Error) as error:
             raise StorageError(
-                f"a store stays in its place while it is open, but {self.path} was removed or "
+                f"a store stays as it is while it is open, but {self.path} was removed or "
                 f"replaced, and what it held cannot be saved beside it ({error}); make the folder "
                 "again and free disk space before you end what has the store open: it tries again "
                 "whenever it is asked something"
@@ -202,6 +260,16 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _contents(path: Path) -> tuple[int, int]:
+    """Changes whenever a file is written to."""
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size
+
+
+def _told(contents: tuple[int, int]) -> bytes:
+    return "{} {}".format(*contents).encode()
 
 
 def _close(db: sqlite3.Connection, lock: threading.RLock) -> None:

@@ -29,7 +29,7 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
 from pbcrl.label.standing import Claim, Event, Kind, Progress, Question, Standing
-from pbcrl.storage import corrupt, make_folder, unwritable
+from pbcrl.storage import corrupt, make_folder, unwritable, write_atomically
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
@@ -136,6 +136,7 @@ class LabelStore:
     def __init__(self, folder: str | os.PathLike[str], *, create: bool = False) -> None:
         self.folder = Path(folder)
         self.path = self.folder / STORE
+        self._place = self.path.absolute()  # whatever the working folder becomes
         is_there = self.path.exists() or self.path.is_symlink()
         if not (is_there or create):
             raise StorageError(
@@ -157,13 +158,14 @@ class LabelStore:
     def _open(self) -> None:
         if not self.path.exists():
             make_database(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
-        self._db = Database(self.path)
+        self._db = Database(self.path, keep=self._keep_answers)
         self.close = self._db.close
         """Close the file; a second call does nothing."""
         self._standing = Standing()
         self._newest: tuple[Any, ...] = ()  # the row of the event that was read last
         self._version: int | None = None  # of the file, as far as others wrote it, when it was read
         self._born: dict[tuple[Any, ...], float] = {}  # claims, and when they were first seen
+        self._kept: Path | None = None  # the answers, when the file has lost some
         try:
             self._db.check(application=_APPLICATION, schemas={1: _VERSION_1, _VERSION: _SCHEMA})
             self._db.upgrade(_UPGRADE, version=_VERSION)
@@ -368,7 +370,8 @@ class LabelStore:
             nothing = (None, None, None)
             values = (token, newest.query, annotator, "undo", *nothing, newest.id, None)
             _insert(db, values, None)
-            return newest.query
+        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        return newest.query
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
         """What stands, newest last, of one person or of all."""
@@ -468,7 +471,8 @@ class LabelStore:
             *three, many = values
             event = _insert(db, (token, number, annotator, kind, *three, None, seconds), many)
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
-            return event
+        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        return event
 
     def _has_trajectory(self, digest: str) -> bool:
         return bool(self._db.rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
@@ -551,9 +555,30 @@ class LabelStore:
     def _taken_back(self, what: str) -> StorageError:
         return StorageError(
             f"what is in a store stays there, but {what} has gone from {self.path}, which was put "
-            "back to an earlier state while it was open; end what has it open, see which of its "
-            "copies is the right one, and start again"
+            f"back to an earlier state while it was open; all that was acknowledged is in "
+            f"{self._keep_answers()}: end what has the store open, and start again"
         )
+
+    def _keep_answers(self) -> Path:
+        """Write the answers that stand to a file, once, for a person to see; return its path."""
+        if self._kept is None:
+            when = time.strftime("%Y%m%d-%H%M%S")
+            self._kept = self._place.with_name(f"labels-{when}.jsonl")
+            lines = [
+                json.dumps(
+                    {
+                        "question": self._standing.questions[event.query].name,
+                        "annotator": event.annotator,
+                        "kind": event.kind,
+                        **label_to_json(event.label),
+                        "seconds": event.seconds,
+                        "time": event.time,
+                    }
+                )
+                for event in self._standing.events()
+            ]
+            write_atomically(self._kept, "".join(f"{line}\n" for line in lines).encode())
+        return self._kept
 
 
 def question_digest(kind: Kind, members: Sequence[Trajectory]) -> str:
