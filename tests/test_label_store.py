@@ -698,6 +698,21 @@ def test_a_backup_that_is_put_back_into_an_open_store_is_noticed_and_no_answer_i
     assert LabelStore(tmp_path).labels() == {1: SAFE}
 
 
+def test_an_answer_is_not_lost_when_a_process_opens_the_store_twice_and_another_one_leaves(
+    tmp_path,
+):
+    """POSIX: who closes a file takes back all locks of its process, those of SQLite among them."""
+    store = asked(tmp_path, 2)
+    LabelStore(tmp_path).close()
+    leave = "import sys; from pbcrl.label.store import LabelStore; LabelStore(sys.argv[1]).close()"
+    subprocess.run([sys.executable, "-c", leave, tmp_path], check=True)
+    store.answer(1, SAFE, annotator="Ada")
+    tell = "import sys; from pbcrl.label.store import LabelStore; "
+    tell += "print([*LabelStore(sys.argv[1]).labels()])"
+    told = subprocess.run([sys.executable, "-c", tell, tmp_path], capture_output=True, check=True)
+    assert told.stdout == b"[1]\n"
+
+
 def test_a_long_log_comes_into_the_file_and_other_processes_are_not_alarmed(tmp_path):
     """Each answer writes some 20 kB to the log, of which 4 MiB are kept."""
     stores = [asked(tmp_path, 300), LabelStore(tmp_path)]

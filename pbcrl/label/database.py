@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, final
-from weakref import finalize
+from weakref import WeakSet, finalize
 
 from pbcrl.data.label_log import lock
 from pbcrl.errors import FormatVersionError, StorageError
@@ -58,6 +58,11 @@ class Database:
         self.close = finalize(self, _close, self._db, self.lock)
         """Close the file; a second call does nothing."""
         self._db.execute("PRAGMA foreign_keys = ON")
+        _databases.add(self)
+
+    def is_of(self, path: Path) -> bool:
+        """Whether the file of this name is the one that is open here."""
+        return self.close.alive and self._file == _identity(path)
 
     def check(self, *, application: int, schemas: Mapping[int, str]) -> None:
         """Refuse a file that is damaged or somebody else's.
@@ -249,8 +254,13 @@ class Database:
             ) from error
         except sqlite3.OperationalError as error:
             raise unwritable(self.path, OSError(str(error))) from error
+        except OSError as error:
+            raise unwritable(self.path, error) from error
         except sqlite3.DatabaseError as error:
             raise corrupt(self.path, str(error)) from error
+
+
+_databases: WeakSet[Database] = WeakSet()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -277,9 +287,9 @@ def _close(db: sqlite3.Connection, lock: threading.RLock) -> None:
         db.close()
 
 
-def _plain(row: tuple[str, str, str]) -> tuple[str, str, str]:
+def _plain(row: Sequence[object]) -> tuple[str, str, str]:
     """Type, name and SQL of an object, without the spaces and quotes that SQLite may change."""
-    kind, name, sql = row
+    kind, name, sql = map(str, row)  # a damaged row may hold anything
     return kind, name, re.sub(r'[\s"]+', "", sql)
 
 
@@ -319,12 +329,16 @@ def check_head(path: Path) -> None:
     """Refuse what is no file, or a sparse one of a terabyte, which SQLite would read to its end.
 
     A database's head says how many pages it has; a checkpoint that was cut off may have added what
-    was in the log.
+    was in the log. A file that this process has open is not looked at: the system takes back all
+    locks of a process on a file as soon as it closes it once, and another process that then takes
+    itself for the last one would remove the log that this one writes to.
 
     Raises:
         StorageError: If it cannot be read.
         CorruptFileError: If it is no database of its size.
     """
+    if any(database.is_of(path) for database in list(_databases)):
+        return
     try:
         with open_regular(path) as file:
             head = file.read(100)
