@@ -698,7 +698,7 @@ def test_a_backup_that_is_put_back_into_an_open_store_is_noticed_and_no_answer_i
     assert LabelStore(tmp_path).labels() == {1: SAFE}
 
 
-def test_an_answer_is_not_lost_when_a_process_opens_the_store_twice_and_another_one_leaves(
+def test_no_answer_is_lost_when_a_process_opens_the_store_twice_and_another_leaves(
     tmp_path,
 ):
     """POSIX: who closes a file takes back all locks of its process, those of SQLite among them."""
