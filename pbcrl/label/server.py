@@ -564,7 +564,7 @@ class _ClipMaker:
         self.missing = missing()
         """What must be installed before anything is drawn; None if it is."""
         self._wanted: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
-        self._num_questions = 0  # whose trajectories were put into the next one
+        self._newest = 0  # the last trajectory that was put into the next one
         self._unseen: deque[str] = deque()
         self._again: dict[str, tuple[float, float]] = {}  # of what failed: when, and the pause
         self._process: subprocess.Popen[str] | None = None
@@ -604,17 +604,19 @@ class _ClipMaker:
             self.missing = missing()  # it may have been installed, or could not start just then
         if self.missing is not None:
             return None
-        questions = self._store.questions()
-        for question in questions[self._num_questions :]:
-            self._unseen.extend(question.members)
-        self._num_questions = len(questions)
         for digest in (*first, *self._again):
             if self._is_due(digest):
                 return digest
-        while self._unseen and self._wanted.empty():
-            digest = self._unseen.popleft()
-            if self._is_due(digest):
-                return digest
+        while self._wanted.empty():
+            if self._unseen:
+                digest = self._unseen.popleft()
+                if self._is_due(digest):
+                    return digest
+                continue
+            if not (rows := self._store.trajectories(after=self._newest)):
+                break
+            self._newest = rows[-1][0]
+            self._unseen.extend(digest for _, digest, can_be_drawn in rows if can_be_drawn)
         return None
 
     def _is_due(self, digest: str) -> bool:

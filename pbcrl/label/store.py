@@ -281,6 +281,18 @@ class LabelStore:
         found: bytes | None = rows[0][0] if rows else None
         return found
 
+    def trajectories(self, *, after: int, most: int = 1000) -> list[tuple[int, str, bool]]:
+        """Those with the next numbers, in the order in which they came, `most` of them at most.
+
+        Returns:
+            Number, digest, and whether somebody said how to draw it, of each.
+        """
+        return self._db.rows(
+            "SELECT rowid, digest, replay IS NOT NULL FROM trajectories WHERE rowid > ? "
+            "ORDER BY rowid LIMIT ?",
+            (after, most),
+        )
+
     def has_replay(self, digest: str) -> bool:
         """Whether somebody said how to draw a trajectory; does not read it."""
         found = "SELECT 1 FROM trajectories WHERE digest = ? AND replay IS NOT NULL"
