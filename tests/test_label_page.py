@@ -284,6 +284,9 @@ def test_links_in_the_folder_show_nothing_from_outside(page, tmp_path):
         found, _, text = page.request("GET", path)
         assert (found, said in text, b"not for the page" in text) == (status, True, False)
     assert clip_of(folder, digest) is None
+    for damaged in ("7", "[" * 10_000, "[]", '{"fps": 3}'):
+        (folder / "clips" / f"{'1' * 32}.json").write_text(damaged)
+        assert clip_of(folder, "1" * 32) is None
 
 
 def test_a_folder_of_clips_that_is_a_link_is_refused(tmp_path):

@@ -713,6 +713,14 @@ def test_no_answer_is_lost_when_a_process_opens_the_store_twice_and_another_leav
     assert told.stdout == b"[1]\n"
 
 
+def test_a_store_that_nobody_holds_any_more_is_closed_at_once(tmp_path):
+    store = asked(tmp_path, 1)
+    is_open = store.close
+    assert is_open.alive
+    del store
+    assert not is_open.alive
+
+
 def test_a_long_log_comes_into_the_file_and_other_processes_are_not_alarmed(tmp_path):
     """Each answer writes some 20 kB to the log, of which 4 MiB are kept."""
     stores = [asked(tmp_path, 300), LabelStore(tmp_path)]

@@ -117,11 +117,13 @@ def clip_of(folder: Path, digest: str) -> dict[str, Any] | None:
     try:
         with open_regular(folder / CLIPS / f"{digest}.json", follow_links=False) as file:
             found = json.loads(file.read(_MAX_ABOUT))
+        if not isinstance(found, dict):
+            return None
         if "error" not in found:
             open_clip(folder, digest).close()
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found
 
 
 def _write(

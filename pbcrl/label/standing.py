@@ -168,7 +168,7 @@ class Standing:
 
     def add(self, event: Event) -> None:
         """Add an answer or a skip; its question was added before."""
-        self._person(event.annotator).standing[event.id] = event
+        self._people.setdefault(event.annotator, _Person()).standing[event.id] = event
         self._stacks.setdefault((event.query, event.annotator), []).append(event)
         self._put(event.query, event.annotator)
 
@@ -250,7 +250,7 @@ class Standing:
         }
 
     def _person(self, annotator: str) -> _Person:
-        return self._people.setdefault(annotator, _Person())
+        return self._people.get(annotator) or _Person()
 
     def _put(self, number: int, annotator: str) -> None:
         """Note what is now on top of one person's events about one question."""

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, final
+from weakref import WeakMethod
 
 from pbcrl.data.label_log import label_from_json, label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
@@ -158,7 +159,8 @@ class LabelStore:
     def _open(self) -> None:
         if not self.path.exists():
             make_database(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
-        self._db = Database(self.path, keep=self._keep_answers)
+        keep = WeakMethod(self._keep_answers)  # or the file would stay open until a cycle is found
+        self._db = Database(self.path, keep=lambda: (method := keep()) and method())
         self.close = self._db.close
         """Close the file; a second call does nothing."""
         self._standing = Standing()
@@ -227,7 +229,7 @@ class LabelStore:
                 ((number,),) = db.execute("SELECT id FROM queries WHERE digest = ?", row[:1])
                 db.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (run, number))
                 numbers.append(number)
-        self._version = None  # what oneself has asked does not count as the file's change
+            self._version = None  # what oneself has asked does not count as the file's change
         return numbers
 
     def questions(self) -> list[Question]:
@@ -575,7 +577,7 @@ class LabelStore:
         """Write the answers that stand to a file, once, for a person to see; return its path."""
         if self._kept is None:
             when = time.strftime("%Y%m%d-%H%M%S")
-            self._kept = self._place.with_name(f"labels-{when}.jsonl")
+            path = self._place.with_name(f"labels-{when}.jsonl")
             lines = [
                 json.dumps(
                     {
@@ -589,7 +591,8 @@ class LabelStore:
                 )
                 for event in self._standing.events()
             ]
-            write_atomically(self._kept, "".join(f"{line}\n" for line in lines).encode())
+            write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+            self._kept = path
         return self._kept
 
 
