@@ -199,10 +199,17 @@ def described_by(path: str | os.PathLike[str]) -> Iterator[None]:
         raise corrupt(path, finding) from error
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; what is none, such as a pipe that would block, is an `OSError`."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError("it is a folder, a pipe or a device, not a regular file")
+def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
+    """Open a file for reading; what is none, such as a pipe that would block, is an `OSError`.
+
+    Args:
+        path: The file.
+        follow_links: Whether a link to a file counts as one. In a folder that somebody else may
+            have made it should not, where what is read is shown: it may lead anywhere.
+    """
+    if not stat.S_ISREG(path.stat(follow_symlinks=follow_links).st_mode):
+        link = "" if follow_links else "a link, "
+        raise OSError(f"it is {link}a folder, a pipe or a device, not a regular file")
     return open(path, "rb")
 
 

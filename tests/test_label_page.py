@@ -2,6 +2,7 @@
 
 import http.client
 import importlib.util
+import io
 import json
 import os
 import random
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+import zipfile
+from contextlib import ExitStack, contextmanager
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +23,7 @@ import pytest
 import pbcrl_envs  # noqa: F401 registers
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.errors import LabelError, StorageError
+from pbcrl.label import server as label_server
 from pbcrl.label.clips import clip_of, draw_frames, draw_replay
 from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.replay import Replay, drawn_how, replay_frames
@@ -170,6 +173,8 @@ def test_no_file_of_the_page_asks_for_anything_elsewhere(page):
         ("GET", "/api/next?annotator=%1b%5b2J", {}, 422),
         ("GET", "/api/question?annotator=Ada&id=99", {}, 422),
         ("GET", "/api/question?annotator=Ada&id=1;DROP", {}, 422),
+        ("GET", f"/api/question?annotator=Ada&id={2**64}", {}, 422),
+        ("GET", "/api/question?annotator=Ada&id=" + "9" * 5000, {}, 422),
         ("GET", "/api/clip?digest=../../secret", {}, 400),
         ("POST", "/api/events", {"Origin": None}, 403),
         ("POST", "/api/events", {"Origin": "http://evil.example"}, 403),
@@ -217,6 +222,14 @@ def test_a_hostile_request_is_refused_and_changes_nothing(
         b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
         b'"seconds": NaN, "answer": [1, 1, 1]}',
         b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1%s, "answer": [1, 1, 1]}' % (b"0" * 400),
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": true, "answer": [1, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": "1", "answer": [1, 1, 1]}',
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        b'"seconds": 1, "answer": [1%s, 1, 1]}' % (b"0" * 400),
+        b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
         b'"seconds": 1, "answer": [1, 1, 1], "more": 1}',
         b'{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
         b'"seconds": 1, "answer": [1, 0, 1]}',
@@ -236,6 +249,55 @@ def test_a_body_without_an_end_holds_up_nobody(page):
         head += f"Authorization: Bearer {page.token}\r\nContent-Type: application/json\r\n"
         slow.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         assert page.next()["left"] == 3
+
+
+def test_sixty_people_who_open_the_page_at_once_are_all_served(tmp_path):
+    asked(tmp_path, 1).close()
+    store = LabelStore(tmp_path)
+    server = LabelServer(store)  # it listens, and nobody is let in yet
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        stack.callback(server.server_close)
+        address = "127.0.0.1", server.server_port
+        people = [socket.create_connection(address, timeout=60) for _ in range(60)]
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        stack.callback(thread.join)
+        stack.callback(server.shutdown)
+        for one in people:
+            with one:
+                one.sendall(f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\n\r\n".encode())
+                assert one.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_links_in_the_folder_show_nothing_from_outside(page, tmp_path):
+    folder, digest = tmp_path / "folder", "0" * 32
+    (folder / "clips").mkdir()
+    (tmp_path / "about.json").write_text('{"error": "not for the page"}')
+    (folder / "intro.md").symlink_to(tmp_path / "secret.txt")
+    (folder / "clips" / f"{digest}.mp4").symlink_to(tmp_path / "secret.txt")
+    (folder / "clips" / f"{digest}.json").symlink_to(tmp_path / "about.json")
+    for path, status, said in [
+        ("/api/session", 507, b"intro.md: it is a link, a folder, a pipe or a device"),
+        (f"/clips/{digest}.mp4", 404, b"there is no such clip"),
+    ]:
+        found, _, text = page.request("GET", path)
+        assert (found, said in text, b"not for the page" in text) == (status, True, False)
+    assert clip_of(folder, digest) is None
+    for damaged in ("7", "[" * 10_000, "[]", '{"fps": 3}'):
+        (folder / "clips" / f"{'1' * 32}.json").write_text(damaged)
+        assert clip_of(folder, "1" * 32) is None
+
+
+def test_a_folder_of_clips_that_is_a_link_is_refused(tmp_path):
+    asked(tmp_path / "folder", 1).close()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "folder" / "clips").symlink_to(tmp_path / "outside")
+    with pytest.raises(StorageError, match=r"holds its clips itself, but .*clips is a link to"):
+        LabelServer(LabelStore(tmp_path / "folder"))
+    with pytest.raises(StorageError, match="is a link to"):
+        draw_frames(tmp_path / "folder", "0" * 32, NOISE, steps=12)
+    assert list((tmp_path / "outside").iterdir()) == []
 
 
 # -- A session ---------------------------------------------------------------------------------
@@ -326,6 +388,31 @@ def test_the_task_s_own_words_are_read_from_the_folder(page, tmp_path):
     assert page.get("/api/session")["intro"] == "# Walk\nFalling is *unsafe*."
 
 
+def test_of_a_huge_intro_the_page_shows_the_first_64_kib_and_says_so(page, tmp_path):
+    with open(tmp_path / "folder" / "intro.md", "wb") as file:
+        file.write(b"x" * 65_536)
+        file.truncate(1 << 40)  # a terabyte of zeros, which takes no space
+    found = page.get("/api/session")["intro"]
+    assert found == "x" * 65_536 + "\n\n**Here intro.md is cut off, after 65536 bytes.**\n"
+
+
+def test_an_answer_after_the_store_was_replaced_is_not_acknowledged_and_no_earlier_one_is_lost(
+    page, tmp_path
+):
+    folder = tmp_path / "folder"
+    asked(tmp_path / "backup", 3).close()
+    assert page.answer(1, [1, 1, 0], token="a")[0] == 200
+    os.replace(tmp_path / "backup" / "labels.sqlite", folder / "labels.sqlite")
+    status, found = page.answer(2, [1, 1, 0], token="b")
+    assert (status, "was removed or replaced" in found["error"]) == (507, True)
+    (saved,) = folder.glob("labels-*.sqlite")
+    os.replace(saved, folder / "labels.sqlite")
+    with serving(folder) as again:
+        assert again.next()["answered"] == 1
+        assert again.answer(2, [1, 1, 0], token="b")[0] == 200  # sent again
+    assert LabelStore(folder).labels() == {1: Label(1, 1, 0), 2: Label(1, 1, 0)}
+
+
 def test_people_agree_or_not_on_the_page_too(page):
     page.answer(1, [1, 1, 0], token="a")
     page.annotator = "Bob"
@@ -389,6 +476,20 @@ def test_recorded_frames_become_a_clip_of_even_size_that_is_sent_in_parts(tmp_pa
                 assert headers["Content-Range"] == f"bytes {start}-{end}/{len(whole)}"
 
 
+def test_of_a_huge_clip_only_the_part_that_is_asked_for_is_read(page, tmp_path):
+    path = tmp_path / "folder" / "clips" / f"{'0' * 32}.mp4"
+    path.parent.mkdir()
+    with open(path, "wb") as file:
+        file.write(b"first")
+        file.truncate((1 << 40) - 4)  # a terabyte, which takes no space
+        file.seek(0, os.SEEK_END)
+        file.write(b"last")
+    for given, part in [("bytes=0-4", b"first"), ("bytes=-6", b"\0\0last")]:
+        status, headers, body = page.request("GET", f"/clips/{path.name}", Range=given)
+        assert (status, body) == (206, part)
+        assert headers["Content-Range"].endswith(f"/{1 << 40}")
+
+
 @needs_ffmpeg
 def test_frames_of_several_sizes_are_refused(tmp_path):
     with pytest.raises(Exception, match=r"frames are uint8 \(H, W, 3\) of one size, got"):
@@ -409,6 +510,55 @@ def test_without_ffmpeg_people_are_told_what_to_install_and_nothing_of_it_is_kep
     assert "pip install 'pbcrl[label]'" in left["why"]
     assert left["curves"]
     assert clip_of(tmp_path, trajectory_digest(trajectory)) is None
+
+
+def until(found, *, seconds=300):
+    """Wait until something is so: a process imports the env and its libraries first."""
+    deadline = time.monotonic() + seconds
+    while not found() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found()
+
+
+def still(folder):
+    """A question about two episodes of an env that always looks the same."""
+    trajectory, replay = played("PointHazards-v0", 4, begin=from_seed)
+    oracle = FolderOracle(folder, show=lambda one: replay if len(one) == 4 else None)
+    oracle.submit([Query(trajectory, episode(2))])
+    oracle.close()
+    return trajectory_digest(trajectory)
+
+
+@needs_ffmpeg
+def test_clips_are_made_as_soon_as_ffmpeg_can_be_found(tmp_path, monkeypatch):
+    digest = still(tmp_path)
+    monkeypatch.setattr(label_server, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)  # as if it were not installed
+    with serving(tmp_path) as page:
+        assert "pip install" in page.get(f"/api/clip?digest={digest}")["why"]
+        monkeypatch.undo()
+        assert until(lambda: "clip" in page.get(f"/api/clip?digest={digest}"))
+
+
+@needs_ffmpeg
+def test_a_clip_over_which_ffmpeg_was_killed_is_made_later(tmp_path, monkeypatch):
+    import imageio_ffmpeg
+
+    script = tmp_path / "ffmpeg"
+    script.write_text(
+        f"""#!/bin/sh
+if mkdir {tmp_path}/first 2> /dev/null; then kill -9 $$; fi
+exec {imageio_ffmpeg.get_ffmpeg_exe()} "$@"
+"""
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(script))
+    monkeypatch.setattr(label_server, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(label_server, "_AGAIN_SECONDS", 1.0)
+    digest = still(tmp_path / "folder")
+    with serving(tmp_path / "folder") as page:
+        assert until(lambda: "clip" in page.get(f"/api/clip?digest={digest}"))
+    assert (tmp_path / "first").exists()
 
 
 def played(env_id, steps, *, begin):
@@ -460,6 +610,25 @@ def test_an_episode_is_drawn_by_playing_it_again_from_wherever_it_began(env_id, 
     segment = Replay.from_bytes(again.segment(trajectory.actions, 8).to_bytes())
     cut = [frame for frame, _ in replay_frames(segment, part)]
     np.testing.assert_array_equal(cut, frames[8:15])
+
+
+def test_a_small_replay_that_would_blow_up_to_gigabytes_is_refused_unread():
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name in ("about", *(f"state/{i}" for i in range(8))):
+            with archive.open(f"{name}.npy", "w") as file:
+                file.write(bytes(2**25))
+    assert len(bomb.getvalue()) < 2e6
+    with pytest.raises(ValueError, match="more than the 268435456 bytes they may have"):
+        Replay.from_bytes(bomb.getvalue())
+
+
+def test_what_could_not_be_read_again_is_refused_when_it_is_written():
+    large = np.broadcast_to(np.float32(0), (2**26 + 1, 1))  # takes no memory
+    with pytest.raises(ValueError, match="at most 268435456 bytes of arrays, got 268435"):
+        Replay("CartPole-v1", state={"x": large}).to_bytes()
+    with pytest.raises(ValueError, match="have at most 65536 bytes, got 9"):
+        Replay("CartPole-v1", rng={"state": "x" * 90_000}).to_bytes()
 
 
 class Scene(gym.Env):

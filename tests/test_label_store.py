@@ -4,13 +4,16 @@ import csv
 import io
 import json
 import math
+import os
 import random
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -20,7 +23,8 @@ from pbcrl.data.label_log import query_digest, trajectory_digest
 from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
 from pbcrl.label.__main__ import main
 from pbcrl.label.export import COLUMNS, agreement, disagreements, export, table
-from pbcrl.label.store import ConflictError, LabelStore, combined, hold_folder
+from pbcrl.label.standing import combined
+from pbcrl.label.store import ConflictError, LabelStore, hold_folder
 from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only
@@ -53,6 +57,21 @@ def test_an_event_that_is_sent_again_is_added_once(tmp_path):
     store.undo(annotator="Ada", token="t2")
     assert store.undo(annotator="Ada", token="t2") == 1
     assert (store.num_events, store.labels()) == (2, {})
+
+
+def test_a_token_that_named_another_event_before_is_refused(tmp_path):
+    store = asked(tmp_path, 2)
+    store.answer(1, SAFE, annotator="Ada", token="t")
+    for attempt in (
+        lambda: store.answer(2, SAFE, annotator="Ada", token="t"),
+        lambda: store.answer(1, UNSAFE, annotator="Ada", token="t"),
+        lambda: store.answer(1, SAFE, annotator="Bob", token="t"),
+        lambda: store.skip(1, annotator="Ada", token="t"),
+        lambda: store.undo(annotator="Ada", token="t"),
+    ):
+        with pytest.raises(LabelError, match="a token names one event, but t came with another"):
+            attempt()
+    assert (store.num_events, store.labels()) == (1, {1: SAFE})
 
 
 def test_undo_goes_back_over_any_number_of_answers_and_corrections(tmp_path):
@@ -213,6 +232,44 @@ def test_training_on_the_mean_preference_is_training_on_all_of_them():
         assert loss(mean) == pytest.approx(np.mean([loss(one) for one in given]))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_stands_is_what_the_views_of_the_file_say_after_any_events(tmp_path, seed):
+    """Two stores on one folder read each event once; SQL looks at all of them each time."""
+    rng = random.Random(seed)
+    stores = [asked(tmp_path, 5, wanted=2), LabelStore(tmp_path)]
+    for step in range(80):
+        store, name = rng.choice(stores), rng.choice(["Ada", "Bob", "Eve"])
+        number, what = rng.randint(1, 5), rng.choice(["answer", "answer", "skip", "undo"])
+        before = store.event_of(number, name)
+        label = rng.choice([SAFE, UNSAFE, Label(NAN, 1, 0)])
+        if what == "undo":
+            store.undo(annotator=name)
+        elif what == "skip":
+            store.skip(number, annotator=name, replaces=before and before.id)
+        else:
+            store.answer(number, label, annotator=name, replaces=before and before.id)
+        if step == 40:  # another run wants more people for some
+            stores[0].ask([("pair", (episode(0), episode(1)))], wanted=3)
+    with sqlite3.connect(stores[0].path) as db:
+        current = db.execute(
+            "SELECT id, query, annotator, kind FROM current ORDER BY id"
+        ).fetchall()
+        is_open = db.execute(
+            "SELECT q.id FROM queries q WHERE wanted > (SELECT count(*) FROM current c "
+            "WHERE c.query = q.id AND c.kind = 'answer')"
+        ).fetchall()
+    for store in (*stores, LabelStore(tmp_path)):
+        assert [event[:4] for event in store.events()] == current
+        assert [event[:4] for event in store.events(annotator="Ada")] == [
+            row for row in current if row[2] == "Ada"
+        ]
+        assert store.num_open() == len(is_open)
+        assert store.labels().keys() == {1, 2, 3, 4, 5} - {number for (number,) in is_open}
+        given = [e.label for e in store.events() if (e.query, e.kind) == (5, "answer")]
+        if 5 in store.labels():
+            assert repr(store.labels()[5]) == repr(combined(given))
+
+
 # -- Whose turn it is --------------------------------------------------------------------------
 
 
@@ -263,6 +320,51 @@ def test_a_question_of_somebody_who_has_gone_comes_to_others_after_a_while(tmp_p
     assert store.next_for("Bob").id == 1
     store.answer(1, SAFE, annotator="Ada")  # late, and kept all the same
     assert store.labels() == {1: SAFE}
+
+
+MONTH = 30 * 86_400.0
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    """The clock of the wall, which may be set, and that of the processor, which may not."""
+    now = {"wall": 1.8e9, "ticks": 1000.0}
+    monkeypatch.setattr(time, "time", lambda: now["wall"])
+    monkeypatch.setattr(time, "monotonic", lambda: now["ticks"])
+    return now
+
+
+@pytest.mark.parametrize("jump", [MONTH, -MONTH, -1.0])
+def test_a_clock_that_is_set_neither_keeps_a_question_for_ever_nor_gives_it_away(
+    tmp_path, clocks, jump
+):
+    store = asked(tmp_path, 1)
+    assert store.next_for("Ada").id == 1
+    clocks["wall"] += jump
+    clocks["ticks"] += 1
+    assert store.next_for("Bob") is None
+    clocks["ticks"] += 899
+    assert store.next_for("Ada").id == 1  # a sign of life
+    clocks["ticks"] += 899
+    assert store.next_for("Bob") is None
+    clocks["ticks"] += 2
+    assert store.next_for("Bob").id == 1
+
+
+@pytest.mark.parametrize(("jump", "wait"), [(-MONTH, 901), (MONTH, 0), (600, 301)])
+def test_a_question_that_an_earlier_process_kept_is_free_after_a_while_whatever_the_clock_says(
+    tmp_path, clocks, jump, wait
+):
+    """Of a clock that was ahead one cannot tell how old a claim is: it counts as new."""
+    store = asked(tmp_path, 1)
+    store.next_for("Ada")
+    store.close()
+    clocks["wall"] += jump
+    later = LabelStore(tmp_path)
+    if wait:
+        assert later.next_for("Bob") is None
+        clocks["ticks"] += wait
+    assert later.next_for("Bob").id == 1
 
 
 def test_what_was_put_off_comes_after_all_others(tmp_path):
@@ -474,6 +576,200 @@ def test_a_store_from_before_there_were_grids_is_taken_over_with_all_answers(tmp
         db.execute("INSERT INTO asked VALUES ('run', 99)")
 
 
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        (
+            "trigger invents",
+            "CREATE TRIGGER invents AFTER INSERT ON events BEGIN "
+            "UPDATE events SET first_safe = 0 WHERE id = new.id; END",
+        ),
+        ("view current", "DROP VIEW current; CREATE VIEW current AS SELECT * FROM events"),
+        ("table mine", "CREATE TABLE mine (number INTEGER)"),
+        ("index mine", "CREATE UNIQUE INDEX mine ON events (query)"),
+        ("view current", "DROP VIEW current"),
+        ("table events", "ALTER TABLE events ADD COLUMN more TEXT"),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_with_a_trigger_a_view_or_a_table_of_its_own_is_refused(
+    tmp_path, name, added, version
+):
+    path = tmp_path / "labels.sqlite"
+    asked(tmp_path, 1).close()
+    if version == 1:
+        path.unlink()
+        with sqlite3.connect(path) as db:
+            db.executescript(VERSION_1)
+    with sqlite3.connect(path) as db:
+        db.executescript(added)
+    before = path.read_bytes()
+    with pytest.raises(CorruptFileError, match=f"the {name} is not as this package makes it"):
+        LabelStore(tmp_path)
+    assert path.read_bytes() == before
+
+
+def removed(folder):
+    for path in folder.glob("labels.sqlite*"):
+        path.unlink()
+
+
+def replaced(folder):
+    os.replace(folder / "backup", folder / "labels.sqlite")
+
+
+def replaced_with_its_log(folder):
+    removed(folder)
+    replaced(folder)
+
+
+@pytest.mark.parametrize("happens", [removed, replaced, replaced_with_its_log])
+def test_a_store_that_is_removed_or_replaced_while_it_is_open_takes_no_answer_and_keeps_all(
+    tmp_path, happens
+):
+    store = asked(tmp_path, 4)
+    store.answer(1, SAFE, annotator="Ada")
+    with sqlite3.connect(store.path) as db, sqlite3.connect(tmp_path / "backup") as backup:
+        db.backup(backup)
+    store.answer(2, SAFE, annotator="Ada")
+    happens(tmp_path)
+    for attempt in (
+        lambda: store.answer(3, SAFE, annotator="Ada"),
+        lambda: store.skip(3, annotator="Ada"),
+        lambda: store.undo(annotator="Ada"),
+        lambda: store.next_for("Ada"),
+        store.labels,
+        lambda: store.ask([("pair", (episode(8), episode(9)))]),
+    ):
+        with pytest.raises(StorageError, match=r"was removed or replaced; all .* is in .*labels-2"):
+            attempt()
+    if happens is not removed:
+        assert LabelStore(tmp_path).labels() == {1: SAFE}  # which is not mixed with our log
+    (saved,) = tmp_path.glob("labels-2*.sqlite")
+    store.close()
+    os.replace(saved, store.path)
+    again = LabelStore(tmp_path)
+    assert again.labels() == {1: SAFE, 2: SAFE}
+    assert again.trajectory(again.question(3).members[0])
+
+
+def overwritten(folder):
+    shutil.copyfile(folder / "backup", folder / "labels.sqlite")
+
+
+def restored(folder):
+    names = "backup", "labels.sqlite"
+    with sqlite3.connect(folder / names[0]) as backup, sqlite3.connect(folder / names[1]) as db:
+        backup.backup(db)
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [(overwritten, "was overwritten; all"), (restored, "put back to an earlier state .* all")],
+)
+@pytest.mark.parametrize("log", ["is long", "is short"])
+def test_a_backup_that_is_put_back_into_an_open_store_is_noticed_and_no_answer_is_lost(
+    tmp_path, happens, message, log
+):
+    store = asked(tmp_path, 4)
+    store.answer(1, SAFE, annotator="Ada")
+    store.close()
+    shutil.copyfile(store.path, tmp_path / "backup")
+    store = LabelStore(tmp_path)
+    store.answer(2, UNSAFE, annotator="Ada")
+    if log == "is short":  # all is in the file
+        with sqlite3.connect(store.path) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store._db._contents = None
+        store._db.sync_fully()
+    happens(tmp_path)
+    for attempt in (lambda: store.answer(3, SAFE, annotator="Ada"), store.labels):
+        with pytest.raises(StorageError, match=rf"{message} that was acknowledged is in .*labels-"):
+            attempt()
+    (kept,) = tmp_path.glob("labels-*.jsonl")
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert [(line["question"][:6], line["first_safe"]) for line in lines] == [
+        ("000001", 1.0),
+        ("000002", 0.0),
+    ]
+    store.close()
+    removed(tmp_path)
+    overwritten(tmp_path)  # once more, with nobody at work
+    assert LabelStore(tmp_path).labels() == {1: SAFE}
+
+
+def test_no_answer_is_lost_when_a_process_opens_the_store_twice_and_another_leaves(
+    tmp_path,
+):
+    """POSIX: who closes a file takes back all locks of its process, those of SQLite among them."""
+    store = asked(tmp_path, 2)
+    LabelStore(tmp_path).close()
+    leave = "import sys; from pbcrl.label.store import LabelStore; LabelStore(sys.argv[1]).close()"
+    subprocess.run([sys.executable, "-c", leave, tmp_path], check=True)
+    store.answer(1, SAFE, annotator="Ada")
+    tell = "import sys; from pbcrl.label.store import LabelStore; "
+    tell += "print([*LabelStore(sys.argv[1]).labels()])"
+    told = subprocess.run([sys.executable, "-c", tell, tmp_path], capture_output=True, check=True)
+    assert told.stdout == b"[1]\n"
+
+
+def test_a_store_that_nobody_holds_any_more_is_closed_at_once(tmp_path):
+    store = asked(tmp_path, 1)
+    is_open = store.close
+    assert is_open.alive
+    del store
+    assert not is_open.alive
+
+
+def test_a_long_log_comes_into_the_file_and_other_processes_are_not_alarmed(tmp_path):
+    """Each answer writes some 20 kB to the log, of which 4 MiB are kept."""
+    stores = [asked(tmp_path, 300), LabelStore(tmp_path)]
+    before = stores[0].path.stat().st_mtime_ns
+    largest = 0
+    for number in range(1, 301):
+        stores[number % 2].answer(number, SAFE, annotator="Ada")
+        largest = max(largest, (tmp_path / "labels.sqlite-wal").stat().st_size)
+    assert largest < 5e6
+    assert stores[0].path.stat().st_mtime_ns > before
+    assert [len(store.labels()) for store in stores] == [300, 300]
+
+
+def test_an_answer_that_is_written_while_its_store_is_replaced_is_not_acknowledged(tmp_path):
+    store = asked(tmp_path, 1)
+    shutil.copy(store.path, tmp_path / "backup")
+    writing = store._db.transaction()
+    writing.__enter__().execute("DELETE FROM asked")
+    replaced(tmp_path)
+    with pytest.raises(StorageError, match="was removed or replaced"):
+        writing.__exit__(None, None, None)
+
+
+def test_a_store_whose_folder_is_gone_is_saved_as_soon_as_there_is_one(tmp_path):
+    store = asked(tmp_path / "folder", 2)
+    store.answer(1, SAFE, annotator="Ada")
+    shutil.rmtree(tmp_path / "folder")
+    with pytest.raises(StorageError, match=r"cannot be saved .* make the folder again"):
+        store.labels()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="all that was acknowledged is in"):
+        store.labels()
+    (saved,) = (tmp_path / "folder").iterdir()
+    os.replace(saved, store.path)
+    assert LabelStore(tmp_path / "folder").labels() == {1: SAFE}
+
+
+def test_a_store_that_was_moved_and_moved_back_is_used_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = asked("folder", 2)
+    (tmp_path / "folder").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="was removed or replaced"):
+        store.labels()
+    (tmp_path / "elsewhere").rename(tmp_path / "folder")
+    monkeypatch.chdir("/")  # it is still the same file
+    store.answer(1, SAFE, annotator="Ada")
+    assert store.labels() == {1: SAFE}
+
+
 def test_a_trajectory_that_was_changed_is_found(tmp_path):
     store = asked(tmp_path, 1)
     first, second = store.question(1).members
@@ -494,6 +790,20 @@ def test_an_answer_for_which_there_is_no_space_is_not_acknowledged(tmp_path):
     assert store.labels() == {}
     store.answer(1, SAFE, annotator="Ada")
     assert store.labels() == {1: SAFE}
+
+
+def test_answers_in_a_read_only_folder_are_exported_and_their_agreement_told(tmp_path, capsys):
+    """Its log, which holds all of them, is not gone into the store yet."""
+    store = labelled(tmp_path / "folder")
+    shutil.copytree(tmp_path / "folder", tmp_path / "while it is open")
+    store.close()
+    with read_only(tmp_path / "while it is open") as folder:
+        with tempfile.TemporaryDirectory() as elsewhere:
+            main([str(folder), "--export", f"{elsewhere}/labels.csv"])
+        main([str(folder), "--agreement"])
+    shown = capsys.readouterr().out
+    assert "10 answers in" in shown
+    assert "alpha_safety                     1.000" in shown
 
 
 def test_a_read_only_folder_is_named(tmp_path):

@@ -9,15 +9,20 @@ from __future__ import annotations
 import argparse
 import getpass
 import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from pbcrl.errors import PbcrlError
 from pbcrl.label.export import agreement, disagreements, export
 from pbcrl.label.server import serve
-from pbcrl.label.store import LabelStore, checked_name, hold_folder
+from pbcrl.label.store import STORE, LabelStore, checked_name, hold_folder
 from pbcrl.label.terminal import ask_at_terminal, printable
 
 
@@ -46,10 +51,11 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
     try:
         name = None if args.annotator is None else checked_name(args.annotator)
         if args.export is not None:
-            store = LabelStore(args.folder)
-            print(f"{export(store, args.export)} answers in {args.export}")
+            with _store_to_read(args.folder) as store:
+                print(f"{export(store, args.export)} answers in {args.export}")
         elif args.agreement:
-            _print_agreement(LabelStore(args.folder))
+            with _store_to_read(args.folder) as store:
+                _print_agreement(store)
         elif args.terminal:
             with hold_folder(args.folder, by="annotator"):
                 ask_at_terminal(LabelStore(args.folder), annotator=name or getpass.getuser())
@@ -64,6 +70,27 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
                 )
     except (PbcrlError, OSError, ValueError) as error:
         raise SystemExit(f"error: {printable(error)}") from error
+
+
+@contextmanager
+def _store_to_read(folder: Path) -> Iterator[LabelStore]:
+    """A folder's store; of one that cannot be written, a copy, since SQLite writes while it reads.
+
+    Raises:
+        StorageError: If there is no store.
+        OSError: If it cannot be copied.
+    """
+    writable = os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
+    with TemporaryDirectory() as copy:
+        if not writable and (folder / STORE).exists():
+            for path in folder.glob(f"{STORE}*"):  # with its log, which may hold the last answers
+                shutil.copyfile(path, Path(copy) / path.name)
+            folder = Path(copy)
+        store = LabelStore(folder)
+        try:
+            yield store
+        finally:
+            store.close()
 
 
 def _print_agreement(store: LabelStore) -> None:

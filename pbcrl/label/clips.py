@@ -13,21 +13,24 @@ import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pbcrl.errors import LabelError
+from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.replay import Image, Replay, drawn_how, replay_frames
-from pbcrl.storage import make_folder, write_atomically
+from pbcrl.storage import make_folder, open_regular, write_atomically
 
 CLIPS = "clips"
 """Their folder in a label folder."""
 
 _MOST_FPS = 15.0  # drawing costs more than seeing less
 _MOST_FRAMES = 400
+_MAX_ABOUT = 1 << 22  # bytes; what is cut off there is no JSON
+_MAX_CAPTION = 1000  # letters, so that those of all frames have fewer
 # A key picture every 15, and the index in front: seeking is exact and quick.
 _OPTIONS = ("-crf", "23", "-preset", "veryfast", "-g", "15", "-movflags", "+faststart", "-an")
 
@@ -83,7 +86,28 @@ def missing() -> str | None:
 
 def note_failure(folder: Path, digest: str, why: str) -> None:
     """Say that a trajectory cannot be drawn, so that its curves are shown instead."""
-    write_atomically(folder / CLIPS / f"{digest}.json", json.dumps({"error": why}).encode())
+    path = checked_clips(folder) / f"{digest}.json"
+    write_atomically(path, json.dumps({"error": why[:1000]}).encode())
+
+
+def checked_clips(folder: Path) -> Path:
+    """The folder of a label folder's clips, which need not be there yet.
+
+    Raises:
+        StorageError: If it is a link: clips would be read and written anywhere.
+    """
+    path = folder / CLIPS
+    if path.is_symlink():
+        raise StorageError(
+            f"a label folder holds its clips itself, but {path} is a link to {path.readlink()}; "
+            "remove the link, or put the folder itself in its place"
+        )
+    return path
+
+
+def open_clip(folder: Path, digest: str) -> BufferedReader:
+    """A clip's film; an `OSError` if there is none in the folder itself."""
+    return open_regular(folder / CLIPS / f"{digest}.mp4", follow_links=False)
 
 
 def clip_of(folder: Path, digest: str) -> dict[str, Any] | None:
@@ -94,11 +118,15 @@ def clip_of(folder: Path, digest: str) -> dict[str, Any] | None:
         `captions` (one per frame, or none); or `error` alone.
     """
     try:
-        found = json.loads((folder / CLIPS / f"{digest}.json").read_text())
-    except (OSError, ValueError):
+        with open_regular(folder / CLIPS / f"{digest}.json", follow_links=False) as file:
+            found = json.loads(file.read(_MAX_ABOUT))
+        if not isinstance(found, dict):
+            return None
+        if "error" not in found:
+            open_clip(folder, digest).close()
+    except (OSError, ValueError, RecursionError):
         return None
-    has_film = (folder / CLIPS / f"{digest}.mp4").is_file()
-    return found if isinstance(found, dict) and ("error" in found or has_film) else None
+    return found
 
 
 def _write(
@@ -111,11 +139,11 @@ def _write(
     steps: int,
 ) -> None:
     ffmpeg = _ffmpeg()
-    path = folder / CLIPS / f"{digest}.mp4"
+    path = checked_clips(folder) / f"{digest}.mp4"
     make_folder(path.parent)
     partial = path.with_name(f"{digest}.{os.getpid()}.partial.mp4")
     first, caption = next(frames)
-    captions, count = [caption], 0
+    captions, count = [caption[:_MAX_CAPTION]], 0
     height, width = first.shape[:2]
     even = width + width % 2, height + height % 2
     writer = ffmpeg.write_frames(
@@ -140,7 +168,7 @@ def _write(
             writer.send(np.ascontiguousarray(np.pad(image, pad, mode="edge")))
             count += 1
             if count > 1:
-                captions.append(said)
+                captions.append(said[:_MAX_CAPTION])
         writer.close()
         os.replace(partial, path)
     finally:

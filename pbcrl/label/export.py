@@ -15,7 +15,8 @@ import numpy as np
 
 from pbcrl.data.label_log import label_to_json
 from pbcrl.label.agreement import cohen_kappa, krippendorff_alpha
-from pbcrl.label.store import Event, LabelStore
+from pbcrl.label.standing import Event
+from pbcrl.label.store import LabelStore
 from pbcrl.storage import write_atomically
 from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, unsafe_steps
 

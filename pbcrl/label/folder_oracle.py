@@ -21,7 +21,8 @@ from pbcrl.buffer import Pairs
 from pbcrl.data.label_log import check_left, checked_budget, trajectory_digest
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
-from pbcrl.label.store import Kind, LabelStore, hold_folder, question_digest
+from pbcrl.label.standing import Kind
+from pbcrl.label.store import LabelStore, hold_folder, question_digest
 from pbcrl.oracle import check_batch, check_store, num_queries
 from pbcrl.trajectory import AnyLabel, GridLabel, Label, Query, Trajectory
 
@@ -40,7 +41,7 @@ class FolderOracle:
     They answer on a page, `python -m pbcrl.label FOLDER`, or at the terminal. True costs are not
     put into the folder. One oracle at a time: a second one on the same folder is refused, until
     `close` or the end of the process lets it in. What several people say is combined by
-    `pbcrl.label.store.combined`; an answer that is corrected after it was collected is used by
+    `pbcrl.label.standing.combined`; an answer that is corrected after it was collected is used by
     later runs.
 
     Args:

@@ -7,7 +7,6 @@ nobody is shown anything that was not played.
 from __future__ import annotations
 
 import functools
-import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,10 +18,13 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.errors import MismatchError
+from pbcrl.label.arrays import pack, unpack
 from pbcrl.spaces import obs_rows
 from pbcrl.trajectory import FloatArray, Trajectory
 
 Image = NDArray[np.uint8]
+
+_MAX_ABOUT = 1 << 16  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +63,40 @@ class Replay:
         return Replay(self.env_id, self.seed, self.rng, self.state, before)
 
     def to_bytes(self) -> bytes:
-        """As a label folder keeps it; no pickle."""
-        about = json.dumps({"env_id": self.env_id, "seed": self.seed, "rng": self.rng})
-        arrays: dict[str, Any] = {
-            f"state/{k}": np.asarray(v) for k, v in (self.state or {}).items()
-        }
+        """As a label folder keeps it; no pickle.
+
+        Raises:
+            ValueError: If it is too large to be read again: its arrays have at most 256 MiB.
+        """
+        about = json.dumps({"env_id": self.env_id, "seed": self.seed, "rng": self.rng}).encode()
+        _check_about(len(about))
+        arrays = {f"state/{k}": np.asarray(v) for k, v in (self.state or {}).items()}
         if self.before is not None and len(self.before):
             arrays["before"] = np.asarray(self.before, np.float32)
-        file = io.BytesIO()
-        np.savez_compressed(file, about=np.frombuffer(about.encode(), np.uint8), **arrays)
-        return file.getvalue()
+        return pack({"about": np.frombuffer(about, np.uint8), **arrays})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Replay:
-        """The inverse of `to_bytes`."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            about = json.loads(bytes(arrays["about"]))
-            state = {k[6:]: arrays[k] for k in arrays if k.startswith("state/")}
-            before = arrays.get("before")
+        """The inverse of `to_bytes`, of bytes that may be anything.
+
+        Raises:
+            Exception: Whatever Python and NumPy say of bytes that are no such replay.
+        """
+        arrays = unpack(data)
+        _check_about(arrays["about"].nbytes)
+        about = json.loads(bytes(arrays["about"]))
+        state = {k[6:]: array for k, array in arrays.items() if k.startswith("state/")}
+        before = arrays.get("before")
         return cls(about["env_id"], about["seed"], about["rng"], state or None, before)
+
+
+def _check_about(num_bytes: int) -> None:
+    """JSON takes many times its size when it is read."""
+    if num_bytes > _MAX_ABOUT:
+        raise ValueError(
+            f"env_id, seed and rng of a replay have at most {_MAX_ABOUT} bytes, got {num_bytes}; "
+            "give a state, whose arrays may be larger"
+        )
 
 
 def replay_frames(

@@ -12,6 +12,7 @@ import contextlib
 import http.server
 import json
 import math
+import os
 import queue
 import re
 import secrets
@@ -19,7 +20,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import traceback
 import webbrowser
+from collections import deque
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -30,9 +34,11 @@ import numpy as np
 
 from pbcrl.data.label_log import label_to_json
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.label.clips import CLIPS, clip_of, missing, note_failure
+from pbcrl.label.clips import checked_clips, clip_of, missing, note_failure, open_clip
 from pbcrl.label.export import agreement, disagreements
-from pbcrl.label.store import ConflictError, LabelStore, Question, checked_name, hold_folder
+from pbcrl.label.standing import Question
+from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
+from pbcrl.storage import open_regular, unreadable
 from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 _PAGE = {
@@ -44,7 +50,11 @@ _PAGE = {
 _CLIP = re.compile(r"/clips/([0-9a-f]{32})\.mp4")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _MAX_BODY = 16_384  # bytes; an answer has some 300
+_MAX_INTRO = 65_536  # bytes
+_PART = 1 << 18  # bytes of a clip that are in memory at once
 _MAX_CURVES, _MAX_POINTS = 12, 400
+_LOOK_SECONDS = 5.0  # from one look for new questions to the next
+_AGAIN_SECONDS = 60.0  # until a clip that failed is tried again, the first time
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; media-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -105,6 +115,7 @@ class LabelServer(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # a page loads several files and clips at once, and so do many people
 
     def __init__(
         self,
@@ -114,6 +125,7 @@ class LabelServer(http.server.ThreadingHTTPServer):
         port: int = 0,
         annotator: str | None = None,
     ) -> None:
+        checked_clips(store.folder)
         self.address_family = socket.AF_INET6 if ":" in listen else socket.AF_INET
         super().__init__((listen, port), _Handler)
         self.store = store
@@ -181,6 +193,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except StorageError as error:
             print(f"error: {error}", flush=True)
             self._json({"error": str(error)}, HTTPStatus.INSUFFICIENT_STORAGE)
+        except (ConnectionError, TimeoutError):
+            raise  # nobody is there to be told
+        except Exception as error:
+            traceback.print_exc()
+            why = f"the server failed ({type(error).__name__}: {error}); its terminal says where"
+            self._json({"error": why}, HTTPStatus.INTERNAL_SERVER_ERROR)
 
     def _get(self) -> None:
         path = urlsplit(self.path).path
@@ -251,32 +269,40 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         raise _Refused(HTTPStatus.BAD_REQUEST, f"the address lacks {name}=")
 
     def _session(self) -> Any:
-        intro = self.server.store.folder / "intro.md"
-        text = ""
-        if intro.is_file():
-            text = intro.read_bytes()[:65_536].decode("utf-8", "replace")
         return {
             "annotator": self.server.annotator,
-            "intro": text,
+            "intro": self._intro(),
             "folder": self.server.store.folder.resolve().name,
         }
 
+    def _intro(self) -> str:
+        path = self.server.store.folder / "intro.md"
+        try:
+            with open_regular(path, follow_links=False) as file:
+                data = file.read(_MAX_INTRO + 1)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise unreadable(path, error) from error
+        text = data[:_MAX_INTRO].decode("utf-8", "replace")
+        if len(data) > _MAX_INTRO:
+            text += f"\n\n**Here intro.md is cut off, after {_MAX_INTRO} bytes.**\n"
+        return text
+
     def _next(self) -> Any:
         store, name = self.server.store, checked_name(self._query("annotator"))
-        question = store.next_for(name, tab=self._query("tab", "")[:64])
-        later = store.open_for(name, tab=self._query("tab", "")[:64])
-        upcoming = [q for q in later if question is None or q.id != question.id][:3]
+        tab = self._query("tab", "")[:64]
+        question = store.next_for(name, tab=tab)
+        progress = store.progress(name, tab=tab, most=4)
+        upcoming = [q for q in progress.upcoming if question is None or q.id != question.id][:3]
         self.server.clips.want([d for q in (question, *upcoming) if q for d in q.members])
-        events = store.events(annotator=name)
-        answered = [event for event in events if event.kind == "answer"]
-        times = [event.seconds for event in answered if event.seconds is not None]
         return {
             "question": question and self._shown(question, name),
             "upcoming": [digest for q in upcoming[:1] for digest in q.members],
-            "answered": len(answered),
-            "skipped": len(events) - len(answered),
-            "left": len(later),
-            "median_seconds": float(np.median(times)) if times else None,
+            "answered": progress.answered,
+            "skipped": progress.skipped,
+            "left": progress.left,
+            "median_seconds": progress.median_seconds,
             "run_is_active": self._run_is_active(),
             "open_for_others": store.num_open(),
         }
@@ -311,7 +337,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _member(self, digest: str) -> dict[str, Any]:
         store = self.server.store
         clip = clip_of(store.folder, digest)
-        if clip is None and store.replay(digest) is None:
+        if clip is None and not store.has_replay(digest):
             clip = {"error": ""}  # nobody said how to draw it
         if clip is None and self.server.clips.missing is not None:
             clip = {"error": self.server.clips.missing}
@@ -392,9 +418,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 number = _whole(body.pop("question"))
                 replaces, seconds = body.pop("replaces"), body.pop("seconds")
                 options["replaces"] = None if replaces is None else _whole(replaces)
-                options["seconds"] = None if seconds is None else float(seconds)
+                options["seconds"] = None if seconds is None else _number(seconds)
             label = _label(body.pop("answer")) if kind == "answer" else None
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"the page sends whole events, but this one is not: {error!r}"
             ) from error
@@ -421,38 +447,56 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         status: HTTPStatus = HTTPStatus.OK,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        self._send_head(len(data), kind, status, headers)
+        self.wfile.write(data)
+
+    def _send_head(
+        self,
+        num_bytes: int,
+        kind: str,
+        status: HTTPStatus = HTTPStatus.OK,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in {**_HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(num_bytes))
         if status >= 400:
             self.close_connection = True  # a body may be left unread
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
 
     def _send_clip(self, digest: str) -> None:
         """A clip, or the part that is asked for: without parts a browser cannot seek."""
         try:
-            data = (self.server.store.folder / CLIPS / f"{digest}.mp4").read_bytes()
+            file = open_clip(self.server.store.folder, digest)
         except OSError:
             raise _Refused(HTTPStatus.NOT_FOUND, "there is no such clip") from None
-        # A clip is named by its contents and never changes.
-        headers = {"Accept-Ranges": "bytes", "Cache-Control": "private, max-age=86400"}
-        wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
-        if wanted is None or wanted[0] == "bytes=-":
-            self._send(data, "video/mp4", headers=headers)
-            return
-        first, last = wanted.groups()
-        start = int(first) if first else max(0, len(data) - int(last))
-        end = min(int(last), len(data) - 1) if first and last else len(data) - 1
-        if start > end:
-            headers["Content-Range"] = f"bytes */{len(data)}"
-            self._send(b"", "video/mp4", HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, headers)
-            return
-        headers["Content-Range"] = f"bytes {start}-{end}/{len(data)}"
-        self._send(data[start : end + 1], "video/mp4", HTTPStatus.PARTIAL_CONTENT, headers)
+        with file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            start, end, status = 0, num_bytes - 1, HTTPStatus.OK
+            # A clip is named by its contents and never changes.
+            headers = {"Accept-Ranges": "bytes", "Cache-Control": "private, max-age=86400"}
+            wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
+            if wanted is not None and wanted[0] != "bytes=-":
+                first, last = wanted.groups()
+                start = int(first) if first else max(0, num_bytes - int(last))
+                end = min(int(last), end) if first and last else end
+                if start > end:
+                    headers["Content-Range"] = f"bytes */{num_bytes}"
+                    refusal = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+                    self._send(b"", "video/mp4", refusal, headers)
+                    return
+                headers["Content-Range"] = f"bytes {start}-{end}/{num_bytes}"
+                status = HTTPStatus.PARTIAL_CONTENT
+            self._send_head(end + 1 - start, "video/mp4", status, headers)
+            file.seek(start)
+            while start <= end and (part := file.read(min(_PART, end + 1 - start))):
+                self.wfile.write(part)
+                start += len(part)
+            if start <= end:  # it was cut off meanwhile
+                self.close_connection = True
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, the base class's name
         """Say nothing: a person labels in front of it."""
@@ -464,11 +508,11 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _answer_value(value: Any) -> float:
+def _number(value: Any) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"an answer is a number or null, got {value!r}")
+        raise TypeError(f"an answer is a number or null, and seconds are one, got {value!r}")
     return float(value)
 
 
@@ -485,13 +529,13 @@ def _label(values: Any) -> AnyLabel:
         first, second = (
             None if one is None else tuple((_whole(a), _whole(b)) for a, b in one) for one in unsafe
         )
-        preference, *safe = map(_answer_value, answers)
+        preference, *safe = map(_number, answers)
         return Label(preference, safe[0], safe[1], first, second)
     if isinstance(values, dict):
         if list(values) != ["safe"] or not isinstance(values["safe"], list):
             raise TypeError(f"an answer about a grid has a list, safe, alone, got {list(values)}")
-        return GridLabel(tuple(_answer_value(value) for value in values["safe"]))
-    given = [_answer_value(value) for value in values]
+        return GridLabel(tuple(_number(value) for value in values["safe"]))
+    given = [_number(value) for value in values]
     if len(given) not in (1, 3):
         raise TypeError(f"an answer about a pair has three numbers, got {values}")
     return BatchLabel(given[0]) if len(given) == 1 else Label(given[0], given[1], given[2])
@@ -511,7 +555,8 @@ class _ClipMaker:
     """Makes clips in the background: first what somebody waits for, then all others in order.
 
     Another process draws, at low priority. If it dies over a trajectory, that one is shown as
-    curves, and a new process goes on with the next. What failed is tried again after a new start.
+    curves, and a new process goes on with the next. What failed is tried again after a minute, and
+    then after ever longer: ffmpeg, or memory, may be there again.
     """
 
     def __init__(self, store: LabelStore) -> None:
@@ -519,6 +564,9 @@ class _ClipMaker:
         self.missing = missing()
         """What must be installed before anything is drawn; None if it is."""
         self._wanted: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        self._newest = 0  # the last trajectory that was put into the next one
+        self._unseen: deque[str] = deque()
+        self._again: dict[str, tuple[float, float]] = {}  # of what failed: when, and the pause
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -538,31 +586,54 @@ class _ClipMaker:
         self._end(process)
 
     def _work(self) -> None:
-        tried: set[str] = set()
         first: list[str] = []
         while not self._closed:
             with contextlib.suppress(queue.Empty):
                 while True:
                     first = self._wanted.get_nowait()  # the newest wish counts
-            with contextlib.suppress(StorageError):  # a store that was closed
-                digest = next((d for d in self._candidates(first) if self._is_due(d, tried)), None)
-                if digest is not None:
-                    tried.add(digest)
-                    self._draw(digest)
+            with contextlib.suppress(StorageError):  # a store that was closed, a disk that is full
+                if (digest := self._next(first)) is not None:
+                    self._make(digest)
                     continue
             with contextlib.suppress(queue.Empty):
-                first = self._wanted.get(timeout=5.0)
+                first = self._wanted.get(timeout=_LOOK_SECONDS)
 
-    def _candidates(self, first: list[str]) -> list[str]:
-        return [*first, *(d for question in self._store.questions() for d in question.members)]
+    def _next(self, first: list[str]) -> str | None:
+        """What to draw now, if anything."""
+        if self.missing is not None:
+            self.missing = missing()  # it may have been installed, or could not start just then
+        if self.missing is not None:
+            return None
+        for digest in (*first, *self._again):
+            if self._is_due(digest):
+                return digest
+        while self._wanted.empty():
+            if self._unseen:
+                digest = self._unseen.popleft()
+                if self._is_due(digest):
+                    return digest
+                continue
+            if not (rows := self._store.trajectories(after=self._newest)):
+                break
+            self._newest = rows[-1][0]
+            self._unseen.extend(digest for _, digest, can_be_drawn in rows if can_be_drawn)
+        return None
 
-    def _is_due(self, digest: str, tried: set[str]) -> bool:
-        if self.missing is not None or digest in tried or self._store.replay(digest) is None:
+    def _is_due(self, digest: str) -> bool:
+        when, _ = self._again.get(digest, (-math.inf, 0.0))
+        if time.monotonic() < when or not self._store.has_replay(digest):
             return False
-        if "error" in (clip_of(self._store.folder, digest) or {"error": "none yet"}):
-            return True
-        tried.add(digest)
-        return False
+        return "error" in (clip_of(self._store.folder, digest) or {"error": "none yet"})
+
+    def _make(self, digest: str) -> None:
+        _, pause = self._again.get(digest, (0.0, _AGAIN_SECONDS / 2))
+        self._again[digest] = time.monotonic() + 2 * pause, 2 * pause
+        try:
+            self._draw(digest)
+        except OSError as error:
+            note_failure(self._store.folder, digest, f"drawing cannot start: {error}")
+        if "error" not in (clip_of(self._store.folder, digest) or {"error": "none yet"}):
+            del self._again[digest]
 
     def _draw(self, digest: str) -> None:
         if self._process is None:

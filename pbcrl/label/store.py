@@ -3,8 +3,9 @@
 Answers are events that are only ever added: an answer, a question put off ("skip"), or an undo of
 one of these. So nothing that was acknowledged can be overwritten, and what a person corrected stays
 on record. WAL with full sync: an event is on disk when the call that adds it returns. Several
-processes may have a store open, such as a training run and the page. What an answer means for
-training is `combined`'s to say; who may ask how much is `FolderOracle`'s.
+processes may have a store open, such as a training run and the page. What stands and whose turn it
+is says `Standing`, to which each reads what was added since; who may ask how much is
+`FolderOracle`'s to say.
 """
 
 from __future__ import annotations
@@ -18,35 +19,30 @@ import sqlite3
 import time
 import uuid
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, final
-
-import numpy as np
+from typing import IO, Any, final
+from weakref import WeakMethod
 
 from pbcrl.data.label_log import label_from_json, label_to_json, trajectory_digest
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
-from pbcrl.storage import corrupt, make_folder, unwritable
+from pbcrl.label.standing import Claim, Event, Kind, Progress, Question, Standing
+from pbcrl.storage import corrupt, make_folder, unwritable, write_atomically
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
     GridLabel,
     Label,
-    Stretches,
     Trajectory,
     check_stretches,
     stretches_of,
-    unsafe_steps,
-    unsafe_stretches,
 )
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
-
-Kind = Literal["pair", "batch", "grid"]
 
 _APPLICATION, _VERSION = 0x7062636C, 2  # "pbcl"
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
@@ -58,7 +54,8 @@ _QUERIES = """(
     members TEXT NOT NULL, wanted INTEGER NOT NULL CHECK (wanted >= 1), time REAL NOT NULL)"""
 
 # The answer about a batch is in `first_safe`, that about a grid in `many`, a list in JSON, as are
-# the stretches that are marked in both members of a pair; the other columns are NULL.
+# the stretches that are marked in both members of a pair; the other columns are NULL. The views are
+# for other programs: `Standing` says the same, without looking at every event each time.
 _SCHEMA = f"""
 CREATE TABLE trajectories (digest TEXT PRIMARY KEY, arrays BLOB NOT NULL, replay BLOB);
 CREATE TABLE queries {_QUERIES};
@@ -80,7 +77,7 @@ CREATE VIEW standing AS SELECT * FROM events WHERE kind != 'undo'
 CREATE VIEW current AS SELECT * FROM standing WHERE id IN
     (SELECT max(id) FROM standing GROUP BY query, annotator);
 """
-
+_VERSION_1 = _SCHEMA.replace(", 'grid'", "").replace(", many TEXT", "")  # it had no grids
 
 _UPGRADE = f"""
 CREATE TABLE newer {_QUERIES};
@@ -89,96 +86,12 @@ DROP TABLE queries;
 ALTER TABLE newer RENAME TO queries;
 ALTER TABLE events ADD COLUMN many TEXT
 """
-"""From version 1, which had no grids."""
 
 _ANSWERED_BY = {"pair": Label, "batch": BatchLabel, "grid": GridLabel}
 
 
-@dataclass(frozen=True)
-class Question:
-    """What a person is asked.
-
-    Which of two trajectories is safer, answered by a `Label`; whether a batch is acceptable, by a
-    `BatchLabel`; which of a grid are safe, by a `GridLabel`.
-    """
-
-    id: int
-    """From 1, in the order of asking."""
-    kind: Kind
-    digest: str
-    """Made of its contents: 32 hex digits."""
-    members: tuple[str, ...]
-    """The digests of its trajectories; two of a pair, in their order."""
-    wanted: int
-    """How many people are to answer it."""
-
-    @property
-    def name(self) -> str:
-        """As people and logs see it."""
-        return f"{self.id:06d}-{self.digest}"
-
-
-class Event(NamedTuple):
-    """An answer or a skip that stands: it was neither undone nor followed by another one."""
-
-    id: int
-    query: int
-    annotator: str
-    kind: str
-    """"answer" or "skip"."""
-    label: AnyLabel
-    seconds: float | None
-    """What the person needed."""
-    time: float
-    """When it was given, in seconds since 1970."""
-
-
 class ConflictError(LabelError):
     """An answer came to a question that the same person has answered elsewhere in the meantime."""
-
-
-def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
-    """Make one label of those that several people gave to one question.
-
-    The preference is their mean: the cross-entropy is linear in it, so that training on the mean is
-    training on all of them. A safety label, and an answer about a batch or in a grid, is what most
-    of them say, and not given if as many say the opposite. "Can't tell" does not count. A step is
-    marked if more than half of those mark it who were to mark the steps.
-
-    Args:
-        labels: At least one, all of the same kind.
-    """
-
-    def given(name: str) -> list[float]:
-        return [value for one in labels if not math.isnan(value := getattr(one, name))]
-
-    def majority(values: list[float]) -> float:
-        excess = sum(values) - len(values) / 2
-        return math.nan if excess == 0 else float(excess > 0)
-
-    if isinstance(labels[0], BatchLabel):
-        return BatchLabel(majority(given("safe")))
-    if isinstance(labels[0], GridLabel):
-        columns = zip(*(one.safe for one in labels if isinstance(one, GridLabel)), strict=True)
-        return GridLabel(tuple(majority([v for v in c if not math.isnan(v)]) for c in columns))
-    preferences = given("preference")
-    return Label(
-        sum(preferences) / len(preferences) if preferences else math.nan,
-        majority(given("first_safe")),
-        majority(given("second_safe")),
-        _most_marked(one.first_unsafe for one in labels if isinstance(one, Label)),
-        _most_marked(one.second_unsafe for one in labels if isinstance(one, Label)),
-    )
-
-
-def _most_marked(given: Iterable[Stretches | None]) -> Stretches | None:
-    """The steps that more than half of those who marked any trajectory marked."""
-    known = [one for one in given if one is not None]
-    if not known:
-        return None
-    steps = max([0, *(end for one in known for _, end in one)])
-    votes = np.sum([unsafe_steps(one, steps) for one in known], axis=0)
-    return unsafe_stretches(votes > len(known) / 2)
 
 
 def contradiction(label: AnyLabel) -> str | None:
@@ -224,6 +137,7 @@ class LabelStore:
     def __init__(self, folder: str | os.PathLike[str], *, create: bool = False) -> None:
         self.folder = Path(folder)
         self.path = self.folder / STORE
+        self._place = self.path.absolute()  # whatever the working folder becomes
         is_there = self.path.exists() or self.path.is_symlink()
         if not (is_there or create):
             raise StorageError(
@@ -245,13 +159,19 @@ class LabelStore:
     def _open(self) -> None:
         if not self.path.exists():
             make_database(self.path, _SCHEMA, application=_APPLICATION, version=_VERSION)
-        self._db = Database(self.path)
+        keep = WeakMethod(self._keep_answers)  # or the file would stay open until a cycle is found
+        self._db = Database(self.path, keep=lambda: (method := keep()) and method())
         self.close = self._db.close
         """Close the file; a second call does nothing."""
+        self._standing = Standing()
+        self._newest: tuple[Any, ...] = ()  # the row of the event that was read last
+        self._version: int | None = None  # of the file, as far as others wrote it, when it was read
+        self._born: dict[tuple[Any, ...], float] = {}  # claims, and when they were first seen
+        self._kept: Path | None = None  # the answers, when the file has lost some
         try:
-            self._db.upgrade(_UPGRADE, application=_APPLICATION, version=_VERSION)
-            self._db.check(application=_APPLICATION, version=_VERSION)
-            self._check_rows()
+            self._db.check(application=_APPLICATION, schemas={1: _VERSION_1, _VERSION: _SCHEMA})
+            self._db.upgrade(_UPGRADE, version=_VERSION)
+            self._stand()
             self._db.sync_fully()
         except BaseException:
             self.close()
@@ -309,12 +229,13 @@ class LabelStore:
                 ((number,),) = db.execute("SELECT id FROM queries WHERE digest = ?", row[:1])
                 db.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (run, number))
                 numbers.append(number)
+            self._version = None  # what oneself has asked does not count as the file's change
         return numbers
 
     def questions(self) -> list[Question]:
         """All of them, in the order of asking."""
-        rows = self._db.rows("SELECT id, kind, digest, members, wanted FROM queries ORDER BY id")
-        return [_question(row) for row in rows]
+        with self._db.lock:
+            return list(self._stand().questions.values())
 
     def question(self, number: int) -> Question:
         """One of them.
@@ -322,24 +243,21 @@ class LabelStore:
         Raises:
             LabelError: If there is none of this number.
         """
-        rows = self._db.rows(
-            "SELECT id, kind, digest, members, wanted FROM queries WHERE id = ?", (number,)
-        )
-        if not rows:
-            raise LabelError(
-                f"an answer belongs to a question of its folder, but {self.folder} has no question "
-                f"{number}; it has {len(self.questions())}"
-            )
-        return _question(rows[0])
+        with self._db.lock:
+            questions = self._stand().questions
+            if number not in questions:
+                raise LabelError(
+                    f"an answer belongs to a question of its folder, but {self.folder} has no "
+                    f"question {number}; it has {len(questions)}"
+                )
+            return questions[number]
 
     def asked(self, run: str) -> list[Question]:
         """What a run has asked so far, in this process or an earlier one."""
-        rows = self._db.rows(
-            "SELECT id, kind, digest, members, wanted FROM queries JOIN asked ON query = id "
-            "WHERE run = ? ORDER BY id",
-            (run,),
-        )
-        return [_question(row) for row in rows]
+        rows = self._db.rows("SELECT query FROM asked WHERE run = ? ORDER BY query", (run,))
+        with self._db.lock:
+            questions = self._stand().questions
+            return [questions[number] for (number,) in rows]
 
     def trajectory(self, digest: str) -> Trajectory:
         """One that is shown, without true costs.
@@ -365,6 +283,23 @@ class LabelStore:
         found: bytes | None = rows[0][0] if rows else None
         return found
 
+    def trajectories(self, *, after: int, most: int = 1000) -> list[tuple[int, str, bool]]:
+        """Those with the next numbers, in the order in which they came, `most` of them at most.
+
+        Returns:
+            Number, digest, and whether somebody said how to draw it, of each.
+        """
+        return self._db.rows(
+            "SELECT rowid, digest, replay IS NOT NULL FROM trajectories WHERE rowid > ? "
+            "ORDER BY rowid LIMIT ?",
+            (after, most),
+        )
+
+    def has_replay(self, digest: str) -> bool:
+        """Whether somebody said how to draw a trajectory; does not read it."""
+        found = "SELECT 1 FROM trajectories WHERE digest = ? AND replay IS NOT NULL"
+        return bool(self._db.rows(found, (digest,)))
+
     # -- Answers -----------------------------------------------------------------------------------
 
     def answer(
@@ -386,7 +321,7 @@ class LabelStore:
             replaces: The number of the same person's event that it corrects; None if it is the
                 first answer.
             seconds: What the person needed.
-            token: Of whoever sends it: the same one is added once, however often it is sent.
+            token: Of whoever sends it: the same event is added once, however often it is sent.
 
         Returns:
             The event's number.
@@ -394,7 +329,7 @@ class LabelStore:
         Raises:
             ConflictError: If the person's newest event about this question is not `replaces`.
             LabelError: If there is no such question, or the answer is none to it, or contradicts
-                itself.
+                itself, or another event came with this token.
             ValueError: If what is marked lies outside of its trajectory.
             StorageError: If it cannot be written.
         """
@@ -439,39 +374,33 @@ class LabelStore:
         """
         annotator, token = checked_name(annotator), _checked_token(token)
         with self._db.transaction() as db:
-            for (number,) in db.execute("SELECT query FROM events WHERE token = ?", (token,)):
+            if row := _sent(db, token):
+                _, number, *content = row
+                _check_sent_again(token, content, [annotator, "undo", None, None, None, None])
                 return int(number)
-            newest = db.execute(
-                "SELECT id, query FROM standing WHERE annotator = ? ORDER BY id DESC LIMIT 1",
-                (annotator,),
-            ).fetchone()
+            newest = self._stand().newest_of(annotator)
             if newest is None:
                 return None
             nothing = (None, None, None)
-            _insert(db, (token, newest[1], annotator, "undo", *nothing, newest[0], None), None)
-            return int(newest[1])
+            values = (token, newest.query, annotator, "undo", *nothing, newest.id, None)
+            _insert(db, values, None)
+        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        return newest.query
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
         """What stands, newest last, of one person or of all."""
-        rows = self._db.rows(
-            f"{_CURRENT} WHERE ? IS NULL OR annotator = ? ORDER BY current.id",
-            (annotator, annotator),
-        )
-        return [_event(row) for row in rows]
+        with self._db.lock:
+            return self._stand().events(annotator)
 
     def event_of(self, number: int, annotator: str) -> Event | None:
         """What stands of one person about one question, if anything does."""
-        rows = self._db.rows(f"{_CURRENT} WHERE query = ? AND annotator = ?", (number, annotator))
-        return _event(rows[0]) if rows else None
+        with self._db.lock:
+            return self._stand().event_of(number, annotator)
 
     def labels(self) -> dict[int, AnyLabel]:
         """The `combined` label of each question that as many people have answered as wanted."""
-        given: dict[int, list[AnyLabel]] = {}
-        for event in self.events():
-            if event.kind == "answer":
-                given.setdefault(event.query, []).append(event.label)
-        wanted = dict(self._db.rows("SELECT id, wanted FROM queries"))
-        return {n: combined(labels) for n, labels in given.items() if len(labels) >= wanted[n]}
+        with self._db.lock:
+            return self._stand().labels()
 
     @property
     def num_events(self) -> int:
@@ -491,43 +420,41 @@ class LabelStore:
             annotator: Who.
             tab: Of several windows of the same person; each gets another question.
         """
-        annotator, now = checked_name(annotator), time.time()
-        mine = (annotator, tab)
+        mine = (checked_name(annotator), tab)
         with self._db.transaction() as db:
-            db.execute("DELETE FROM claims WHERE time < ?", (now - _CLAIM_SECONDS,))
-            rows = db.execute(_OPEN_FOR, {"annotator": annotator, "tab": tab}).fetchall()
-            if not rows:
-                db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
-                return None
-            question = _question(rows[0])
-            db.execute(
-                "DELETE FROM claims WHERE annotator = ? AND tab = ? AND query != ?",
-                (*mine, question.id),
-            )
-            db.execute(
-                "INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?)", (question.id, *mine, now)
-            )
-            return question
+            _, found = self._stand().open_for(*mine, self._claims(), most=1)
+            for question in found:
+                db.execute(
+                    "DELETE FROM claims WHERE annotator = ? AND tab = ? AND query != ?",
+                    (*mine, question.id),
+                )
+                self._claim(question.id, mine)
+                return question
+            db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
+            return None
 
     def claim(self, number: int, annotator: str, *, tab: str = "") -> None:
         """Keep a question for a person who has turned back to it, in place of the present one."""
         mine = (checked_name(annotator), tab)
         with self._db.transaction() as db:
             db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
-            db.execute("INSERT INTO claims VALUES (?, ?, ?, ?)", (number, *mine, time.time()))
+            self._claim(number, mine)
 
     def open_for(self, annotator: str, *, tab: str = "") -> list[Question]:
         """All questions that a person may be asked now, in the order in which they would come."""
-        rows = self._db.rows(_OPEN_FOR, {"annotator": checked_name(annotator), "tab": tab})
-        return [_question(row) for row in rows]
+        with self._db.lock:
+            return self._stand().open_for(checked_name(annotator), tab, self._claims())[1]
+
+    def progress(self, annotator: str, *, tab: str = "", most: int = 0) -> Progress:
+        """How far a person is, and the `most` questions that they would be asked first."""
+        with self._db.lock:
+            claims = self._claims()
+            return self._stand().progress(checked_name(annotator), tab, claims, most=most)
 
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
-        ((count,),) = self._db.rows(
-            "SELECT count(*) FROM queries LEFT JOIN (SELECT query, count(*) AS number FROM current "
-            "WHERE kind = 'answer' GROUP BY query) ON query = id WHERE wanted > coalesce(number, 0)"
-        )
-        return int(count)
+        with self._db.lock:
+            return len(self._stand().open)
 
     # -- Inside ------------------------------------------------------------------------------------
 
@@ -545,12 +472,12 @@ class LabelStore:
         if seconds is not None and not 0 <= seconds < 1e7:
             raise ValueError(f"an answer takes between 0 and 1e7 seconds, got {seconds}")
         with self._db.transaction() as db:
-            for (event,) in db.execute("SELECT id FROM events WHERE token = ?", (token,)):
-                return int(event)  # sent again, since the acknowledgement was lost
-            newest = db.execute(
-                "SELECT max(id) FROM current WHERE query = ? AND annotator = ?", (number, annotator)
-            ).fetchone()[0]
-            if newest != replaces:
+            if row := _sent(db, token):
+                event, *content = row  # the acknowledgement was lost
+                _check_sent_again(token, content, [number, annotator, kind, *values])
+                return int(event)
+            newest = self._stand().event_of(number, annotator)
+            if (newest and newest.id) != replaces:
                 raise ConflictError(
                     f"{annotator} has answered question {number} elsewhere in the meantime, in "
                     "another window for instance; look at that answer, and correct it if need be"
@@ -558,47 +485,115 @@ class LabelStore:
             *three, many = values
             event = _insert(db, (token, number, annotator, kind, *three, None, seconds), many)
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
-            return event
+        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        return event
 
     def _has_trajectory(self, digest: str) -> bool:
         return bool(self._db.rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
 
-    def _check_rows(self) -> None:
-        """SQLite sees what is no database, but not that a number in it is another one."""
+    def _claims(self) -> list[Claim]:
+        """Who looks at what; what nobody gave a sign of for long is removed.
+
+        Its age is what this process has seen of it, since a clock may be set: only of a claim that
+        it finds does the clock say how old it is, if that makes sense.
+        """
+        now, rows = time.monotonic(), self._db.rows("SELECT * FROM claims")
+        born = {row: now - max(0.0, time.time() - row[-1]) for row in rows}
+        self._born = born | {row: self._born[row] for row in rows if row in self._born}
+        stale = {row for row, when in self._born.items() if now - when > _CLAIM_SECONDS}
+        for row in stale:
+            self._db.rows(
+                "DELETE FROM claims WHERE query = ? AND annotator = ? AND tab = ? AND time = ?", row
+            )
+        return [Claim(*row[:3]) for row in rows if row not in stale]
+
+    def _claim(self, number: int, mine: tuple[str, str]) -> None:
+        row = (number, *mine, time.time())
+        self._db.rows("INSERT OR REPLACE INTO claims VALUES (?, ?, ?, ?)", row)
+        self._born[row] = time.monotonic()
+
+    def _stand(self) -> Standing:
+        """What stands by now; who asks holds the lock for as long as they look at it.
+
+        Raises:
+            StorageError: If what was read before is not there any more.
+            CorruptFileError: If a number is not what was written, which SQLite does not see.
+        """
+        known = self._newest
+        rows = self._db.rows(
+            f"SELECT id, {_EVENT}, many, crc32 FROM events WHERE id >= ? ORDER BY id",
+            known[:1] or (0,),
+        )
+        if known and rows[:1] != [known]:
+            raise self._taken_back(f"event {known[0]}")
         try:
-            for *event, many, crc32 in self._db.rows(f"SELECT {_EVENT}, many, crc32 FROM events"):
+            self._read_questions()  # after the events, so that none is about an unknown one
+            for row in rows[bool(known) :]:
+                number, *event, many, crc32 = row
                 if _crc32(event, many) != crc32:
                     raise ValueError(f"the event {event[0]} does not match its crc32")
-            for question in self.questions():
-                if _digest(question.kind, question.members) != question.digest:
-                    raise ValueError(f"question {question.id} is not what its digest says")
+                self._newest = row
+                _, query, annotator, kind, *values, undone, seconds, when = event
+                if kind == "undo":
+                    self._standing.take_back(undone, annotator)
+                else:
+                    label = _label(self._standing.questions[query].kind, values, many)
+                    self._standing.add(Event(number, query, annotator, kind, label, seconds, when))
         except StorageError:
             raise
         except Exception as error:  # a damaged row may hold anything
             raise corrupt(self.path, str(error)) from error
+        return self._standing
 
+    def _read_questions(self) -> None:
+        ((version,),) = self._db.rows("PRAGMA data_version")
+        if version == self._version:
+            return
+        known = self._standing.questions
+        wanted = dict(self._db.rows("SELECT id, wanted FROM queries"))
+        if missing := known.keys() - wanted.keys():
+            raise self._taken_back(f"question {min(missing)}")
+        for question in list(known.values()):
+            if wanted[question.id] != question.wanted:
+                self._standing.ask(replace(question, wanted=wanted[question.id]))
+        for number, kind, digest, members, count in self._db.rows(
+            "SELECT id, kind, digest, members, wanted FROM queries WHERE id > ? ORDER BY id",
+            (next(reversed(known), 0),),
+        ):
+            question = Question(number, kind, digest, tuple(json.loads(members)), count)
+            if _digest(kind, question.members) != digest:
+                raise ValueError(f"question {number} is not what its digest says")
+            self._standing.ask(question)
+        self._version = version
 
-_OPEN_FOR = """
-WITH given AS MATERIALIZED (SELECT id, query, annotator, kind FROM current),
-others AS (SELECT query, count(*) AS number FROM given
-    WHERE kind = 'answer' AND annotator != :annotator GROUP BY query),
-busy AS (SELECT c.query, count(DISTINCT c.annotator) AS number FROM claims c
-    LEFT JOIN given g ON g.query = c.query AND g.annotator = c.annotator AND g.kind = 'answer'
-    WHERE c.annotator != :annotator AND g.id IS NULL GROUP BY c.query),
-mine AS (SELECT id, query, kind FROM given WHERE annotator = :annotator),
-claimed AS (SELECT query, max(tab = :tab) AS here FROM claims
-    WHERE annotator = :annotator GROUP BY query)
-SELECT q.id, q.kind, q.digest, q.members, q.wanted FROM queries q
-LEFT JOIN others ON others.query = q.id
-LEFT JOIN busy ON busy.query = q.id
-LEFT JOIN mine ON mine.query = q.id
-LEFT JOIN claimed ON claimed.query = q.id
-WHERE (mine.id IS NULL OR mine.kind = 'skip')
-AND q.wanted > coalesce(others.number, 0) + coalesce(busy.number, 0)
-ORDER BY mine.id IS NOT NULL, CASE claimed.here WHEN 1 THEN 0 WHEN 0 THEN 2 ELSE 1 END,
-    coalesce(mine.id, 0), q.id
-"""
-"""First what is under way in this window, last what was put off."""
+    def _taken_back(self, what: str) -> StorageError:
+        return StorageError(
+            f"what is in a store stays there, but {what} has gone from {self.path}, which was put "
+            f"back to an earlier state while it was open; all that was acknowledged is in "
+            f"{self._keep_answers()}: end what has the store open, and start again"
+        )
+
+    def _keep_answers(self) -> Path:
+        """Write the answers that stand to a file, once, for a person to see; return its path."""
+        if self._kept is None:
+            when = time.strftime("%Y%m%d-%H%M%S")
+            path = self._place.with_name(f"labels-{when}.jsonl")
+            lines = [
+                json.dumps(
+                    {
+                        "question": self._standing.questions[event.query].name,
+                        "annotator": event.annotator,
+                        "kind": event.kind,
+                        **label_to_json(event.label),
+                        "seconds": event.seconds,
+                        "time": event.time,
+                    }
+                )
+                for event in self._standing.events()
+            ]
+            write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
+            self._kept = path
+        return self._kept
 
 
 def question_digest(kind: Kind, members: Sequence[Trajectory]) -> str:
@@ -668,30 +663,32 @@ def _row(label: AnyLabel) -> tuple[Any, ...]:
     return *values[:3], None if label.unsafe == (None, None) else json.dumps(label.unsafe)
 
 
-_CURRENT = (
-    "SELECT current.id, query, annotator, current.kind, seconds, current.time, queries.kind, "
-    "many, preference, first_safe, second_safe FROM current JOIN queries ON queries.id = query"
-)
+def _label(kind: Kind, columns: Sequence[Any], many: str | None) -> AnyLabel:
+    """The inverse of `_row`, about a question of this kind."""
+    if kind == "grid":  # of one that was put off, nothing is given
+        return label_from_json({"grid_safe": json.loads(many or "[null]")})
+    preference, *safe = [math.nan if value is None else value for value in columns]
+    if kind == "batch":
+        return BatchLabel(safe[0])
+    first, second = map(stretches_of, json.loads(many or "[null, null]"))
+    return Label(preference, safe[0], safe[1], first, second)
 
 
-def _event(row: Sequence[Any]) -> Event:
-    number, query, annotator, kind, seconds, when, about, many, *columns = row
-    values = [math.nan if value is None else value for value in columns]
-    label: AnyLabel
-    if about == "grid":  # of one that was put off, nothing is given
-        label = label_from_json({"grid_safe": json.loads(many or "[null]")})
-    elif about == "batch":
-        label = BatchLabel(values[1])
-    else:
-        preference, *safe = values
-        first, second = map(stretches_of, json.loads(many or "[null, null]"))
-        label = Label(preference, safe[0], safe[1], first, second)
-    return Event(number, query, annotator, kind, label, seconds, when)
+def _sent(db: sqlite3.Connection, token: str) -> Sequence[Any] | None:
+    """What came with a token: number, query, annotator, kind and the columns of `_row`."""
+    columns = "id, query, annotator, kind, preference, first_safe, second_safe, many"
+    found: Sequence[Any] | None = db.execute(
+        f"SELECT {columns} FROM events WHERE token = ?", (token,)
+    ).fetchone()
+    return found
 
 
-def _question(row: Sequence[Any]) -> Question:
-    number, kind, digest, members, wanted = row
-    return Question(number, kind, digest, tuple(json.loads(members)), wanted)
+def _check_sent_again(token: str, before: Sequence[Any], now: Sequence[Any]) -> None:
+    if before != now:
+        raise LabelError(
+            f"a token names one event, but {token} came with another one before ({before}) than "
+            f"now ({now}); make a new token for each event"
+        )
 
 
 def _checked_token(token: str | None) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
-from pbcrl.label.store import LabelStore, Question, contradiction
+from pbcrl.label.standing import Question
+from pbcrl.label.store import LabelStore, contradiction
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,

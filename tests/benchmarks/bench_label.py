@@ -1,5 +1,7 @@
 """How fast the labelling page is: to its first question, to acknowledge an answer, clips in step.
 
+And to the next question where many were answered before.
+
 Clips are drawn in the background all the while, as when somebody begins to answer. The players are
 read in Chromium through Playwright, if both are there; their offset is in seconds as people see
 them, so at 4 times the speed a quarter of what the clips' own clocks say. On a busy machine the
@@ -9,6 +11,7 @@ time of the processor that the server has used says more than the seconds that p
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import shutil
@@ -29,6 +32,7 @@ import pbcrl_envs  # noqa: F401 - registers the tasks
 from pbcrl import FolderOracle, Query, Trajectory
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.replay import Replay
+from pbcrl.label.store import LabelStore, _insert
 
 _OFFSETS = """async (seconds) => {
     const videos = [...document.querySelectorAll('video')], found = [];
@@ -48,6 +52,8 @@ class Args:
     """questions in the folder, about two episodes each"""
     steps: int = 60
     """of an episode"""
+    answers: int = 100_000
+    """given before the next question is timed, in another folder"""
     starts: int = 5
     """times that the command is started"""
     seconds: float = 5.0
@@ -112,6 +118,32 @@ class Page:
         self.connection.close()
         self.process.terminate()
         self.process.communicate()
+
+
+def answer(folder: Path, args: Args) -> None:
+    """Put questions into the folder that are answered, and open ones, about few episodes."""
+    episodes = [Trajectory(np.full((2, 1), i), np.zeros((2, 1))) for i in range(1000)]
+    pairs = list(itertools.islice(itertools.combinations(episodes, 2), args.answers + 300))
+    store = LabelStore(folder, create=True)
+    numbers = store.ask([("pair", pair) for pair in pairs])
+    with store._db.transaction() as db:  # one sync for all of them
+        for number in numbers[: args.answers]:
+            _insert(db, (f"t{number}", number, "Ada", "answer", 0.5, 1.0, 1.0, None, 2.0), None)
+    store.close()
+
+
+def next_question(folder: Path) -> tuple[list[float], float]:
+    """Seconds to the next question, and of the processor on average."""
+    page, seconds = Page(folder), []
+    page.next()
+    before = page.processor_seconds()
+    for _ in range(100):
+        start = time.perf_counter()
+        assert page.next()["left"] == 300
+        seconds.append(time.perf_counter() - start)
+    used = page.processor_seconds() - before
+    page.close()
+    return seconds, used / len(seconds)
 
 
 def first_question(folder: Path) -> tuple[float, float]:
@@ -184,6 +216,11 @@ def main() -> None:
         each = 1000 * processor / len(answers)
         print(f"an answer acknowledged: {told}, of {len(answers)}; ", end="")
         print(f"with the next question {each:.1f} ms of the processor", flush=True)
+        answer(folder / "many", args)
+        times, used_each = next_question(folder / "many")
+        told = _told([1000 * one for one in times], "ms")
+        print(f"the next question after {args.answers} answers: {told};", end=" ")
+        print(f"{1000 * used_each:.1f} ms of the processor", flush=True)
         for speed, found in offsets.items():
             told = _told([1000 * one for one in found], "ms")
             print(f"clips apart at {speed:g} times: {told}, of {len(found)}", flush=True)
