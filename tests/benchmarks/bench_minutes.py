@@ -8,7 +8,7 @@ simulated person answers questions about the others, as many as fit into the min
 - `grids`: which of twelve clips have an unsafe step;
 - `marks`: which steps of an episode are unsafe, and is the whole of it safe;
 - `labels`, a control: is a whole episode safe;
-- `preferences`, another: which of two is safer. Trees refuse to learn from that alone, since nothing
+- `preferences`, another: which of two is safer. Trees refuse to learn from that alone, as nothing
   tells how much is too much, so of one episode they are told that it is unsafe.
 
 Trees learn from the answers. Every result is a row of `--out`; what has a row is not run again.
