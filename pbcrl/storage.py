@@ -8,6 +8,7 @@ forges a file together with its checksum.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -389,7 +390,7 @@ def unreadable(path: Path, error: OSError) -> StorageError:
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> StorageError:
     """The error for a file or a folder that the system does not take."""
-    return StorageError(
-        f"{path} must be writable, but: {error.strerror or error}; free disk space, check "
-        "the folder's permissions, or choose another path"
-    )
+    remedy = "free disk space, check the folder's permissions, or choose another path"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "close files, or raise the limit (ulimit -n)"
+    return StorageError(f"{path} must be writable, but: {error.strerror or error}; {remedy}")
