@@ -50,7 +50,8 @@ class Args:
     run: Annotated[str, tyro.conf.Positional]
     """folder of the run"""
     env_id: str | None = None
-    """where to play; default: where it was trained; another one needs the same spaces"""
+    """where to play; default: where it was trained; another one needs the same spaces. Give
+    'module:Id-v0' in any case if the module is your own and not installed"""
     cost_limit: CostLimit | None = None
     """d, highest safe episode cost; default: the one of the run, or the task's own"""
     episodes: Count = 100

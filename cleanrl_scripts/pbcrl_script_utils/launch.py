@@ -15,6 +15,7 @@ import tyro
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl.errors import PbcrlError
+from pbcrl_script_utils.envs import import_env
 from pbcrl_script_utils.recipes import recipe_lines, recipe_of
 from pbcrl_script_utils.resume import resumed, stored_args
 from pbcrl_script_utils.run import command_of
@@ -46,11 +47,17 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     script, prog = Path(path).stem, command_of(path)
     names = {field.name for field in fields(args_type)}
     if "resume" not in names:  # it trains nothing
-        return tyro.cli(args_type, args=words, prog=prog)
+        args = tyro.cli(args_type, args=words, prog=prog)
+        if getattr(args, "env_id", None):
+            import_env(args.env_id, by_user=True)
+        return args
     what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
     if what.resume is not None:
         stored = stored_args(args_type, Path(what.resume), script=script)
-        return resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
+        args = resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
+        if what.env_id:  # as the run has it, but here the user says so
+            import_env(what.env_id, by_user=True)
+        return args
     recipe: dict[str, Any] = {}
     if "env_id" in names:
         env_id, by_people = what.env_id or "", what.label_folder is not None
@@ -63,7 +70,10 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     if lines := recipe_lines(shown):
         head = f"{about}\n\nRecipe of {what.env_id or '--label-folder'}:"
         about = "\n   ".join([head, *lines])
-    return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
+    args = tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
+    if "env_id" in names:
+        import_env(args.env_id, by_user=True)
+    return args
 
 
 def _wrapped(text: str) -> str:

@@ -33,6 +33,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import pbcrl
+from pbcrl.env_modules import env_id_flag
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.export.policy import POLICY_FILE
 from pbcrl.metrics import REPORT
@@ -365,10 +366,13 @@ class Run:
         print_groups(summary)
         for line in [*limit_verdicts(summary), *of_multiplier]:
             self.say(line)
+        named = env_id_flag(self._args.env_id)
         if _has_content(self.folder / "agent.safetensors"):
-            self.say(f"play it again: {command_of('evaluate', self.folder)}")
+            self.say(f"play it again: {command_of('evaluate', self.folder, *named)}")
         if _has_content(self.folder / POLICY_FILE) and self._cost_limit != math.inf:
-            self.say(f"how often is it unsafe, at most: {command_of('certify', self.folder)}")
+            self.say(
+                f"how often is it unsafe, at most: {command_of('certify', self.folder, *named)}"
+            )
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _slow_multiplier(self) -> str | None:
@@ -414,7 +418,8 @@ class Run:
         kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
-        command = command_of(self._script, "--resume", self.folder)
+        named = env_id_flag(self._args.env_id)
+        command = command_of(self._script, "--resume", self.folder, *named)
         self.say(f"go on with: {command}")
 
 

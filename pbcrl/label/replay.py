@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import ArrayLike, NDArray
 
+from pbcrl.env_modules import registered
 from pbcrl.errors import MismatchError
 from pbcrl.spaces import obs_rows
 from pbcrl.trajectory import FloatArray, Trajectory
@@ -34,7 +35,8 @@ class Replay:
     """
 
     env_id: str
-    """As `gymnasium.make` takes it; "module:Id-v0" imports the module that registers it."""
+    """As `gymnasium.make` takes it; "module:Id-v0" imports the module that registers it, if that
+    is installed (`pbcrl.env_modules`)."""
     seed: int | None = None
     """The episode began with `reset(seed=seed)`."""
     rng: Mapping[str, Any] | None = None
@@ -102,7 +104,7 @@ def replay_frames(
     """
     _, options = drawn_how(replay.env_id)
     env: gym.Env[Any, Any] = gym.make(
-        replay.env_id, render_mode="rgb_array", disable_env_checker=True, **options
+        registered(replay.env_id), render_mode="rgb_array", disable_env_checker=True, **options
     )
     try:
         yield from _frames(env, replay, trajectory, every)
@@ -121,7 +123,7 @@ def drawn_how(env_id: str) -> tuple[float, dict[str, Any]]:
     Raises:
         ValueError: If it cannot be drawn.
     """
-    env: gym.Env[Any, Any] = gym.make(env_id, disable_env_checker=True)
+    env: gym.Env[Any, Any] = gym.make(registered(env_id), disable_env_checker=True)
     metadata = env.metadata
     env.close()
     if "rgb_array" not in (metadata.get("render_modes") or []):
