@@ -40,11 +40,11 @@ def registered(env_id: str, *, by_user: bool = False) -> str:
     module, _, plain_id = env_id.rpartition(":")
     if not module or module in sys.modules:
         return plain_id
-    top = module.partition(".")[0]
-    elsewhere, here = _find_elsewhere(top), PathFinder.find_spec(top, [os.getcwd()])
-    if here is not None and _is_namespace(here) and elsewhere is not None:
-        here = None  # any folder there is one, and Python itself prefers what is none
     try:
+        top = _top(module)
+        elsewhere, here = _find_elsewhere(top), PathFinder.find_spec(top, [os.getcwd()])
+        if here is not None and _is_namespace(here) and elsewhere is not None:
+            here = None  # any folder there is one, and Python itself prefers what is none
         if not by_user or here is None:
             with _searched(path_elsewhere()):
                 _import(module, env_id, by_user=by_user)
@@ -70,7 +70,7 @@ def registered(env_id: str, *, by_user: bool = False) -> str:
 def env_id_flag(env_id: str) -> list[str]:
     """The words by which a command line has to name an env whose module is not installed."""
     module = env_id.rpartition(":")[0]
-    spec = _find_elsewhere(module.partition(".")[0]) if module else None
+    spec = _find_elsewhere(_top(module)) if module else None
     own = bool(module) and (spec is None or _is_namespace(spec))
     return ["--env-id", env_id] if own else []
 
@@ -92,8 +92,6 @@ def data_folder_of(path: Path) -> Path | None:
 
 def _import(module: str, env_id: str, *, by_user: bool) -> None:
     """Import a module once it and the packages around it have been looked at, outer ones first."""
-    if not all(part.isidentifier() for part in module.split(".")):
-        raise ModuleNotFoundError(f"{module!r} is no name of a module")
     for name in accumulate(module.split("."), "{}.{}".format):
         spec = importlib.util.find_spec(name)  # imports the packages around it
         if spec is None:
@@ -110,6 +108,12 @@ def _import(module: str, env_id: str, *, by_user: bool) -> None:
                     "and work in the folder of your modules"
                 )
     importlib.import_module(module)
+
+
+def _top(module: str) -> str:
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ModuleNotFoundError(f"{module!r} is no name of a module")
+    return module.partition(".")[0]
 
 
 def _not_named(env_id: str, finding: str) -> ValueError:
@@ -139,4 +143,4 @@ def _searched(path: list[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path[:] = dict.fromkeys([*before, *sys.path])
+        sys.path[:] = before + [added for added in sys.path if added not in path]

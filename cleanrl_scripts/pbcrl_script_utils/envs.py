@@ -88,9 +88,10 @@ def import_env(env_id: str, *, by_user: bool) -> str:
         env_id: As `make_envs` takes it.
         by_user: It is from the command line, not from a file.
     """
-    # A script's path starts with its own folder: evaluate.py may hide a package of that name.
-    ours = Path(__file__).parents[1]
-    sys.path[:] = [path for path in sys.path if Path(path).resolve() != ours]
+    if ":" in env_id:
+        # A script's path starts with its own folder: evaluate.py may hide a package of that name.
+        ours = Path(__file__).parents[1]
+        sys.path[:] = [path for path in sys.path if Path(path).resolve() != ours]
     return registered(env_id, by_user=by_user)
 
 
