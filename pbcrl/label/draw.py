@@ -19,7 +19,7 @@ from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore
 
 _START = (
-    "import sys; sys.path[:] = sys.argv.pop(1).split('\n'); "
+    "import sys; sys.path[:] = sys.argv.pop(1).splitlines(); "
     "from pbcrl.label.draw import main; main()"
 )
 

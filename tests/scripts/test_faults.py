@@ -295,7 +295,9 @@ def test_no_command_imports_code_that_lies_in_a_runs_folder(
         lambda: evaluate.evaluate(evaluate.Args(str(folder), cost_limit=5.0, threads=1)),
         lambda: certify.certify(certify.Args(str(folder), cost_limit=5.0, threads=1)),
     ):
-        with pytest.raises(ValueError, match=rf"from a file imports installed .* --env-id {env_id}"):
+        with pytest.raises(
+            ValueError, match=rf"from a file imports installed .* --env-id {env_id}"
+        ):
             use()
     assert not list(folder.glob("executed*"))
 
