@@ -116,7 +116,7 @@ def load_agent(
         StorageError: If the run cannot be read.
         MismatchError: If the env has other spaces than the one it was trained in.
     """
-    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
+    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent", finite=True)
     env_id = env_id or str(meta["env_id"])
     script = script_of(folder, trained["script"], trusted=trusted)
     names = {field.name for field in fields(script.Args)}

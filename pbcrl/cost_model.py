@@ -434,10 +434,11 @@ class CostModel(LearnedCost):
             **info: What else should travel with the weights, such as `env_id` or `dead_zone`.
 
         Raises:
+            NonFiniteError: If a weight is NaN or infinite; an older file is untouched.
             StorageError: If the file cannot be written.
         """
         meta: Mapping[str, Any] = {"config": self.config(), "info": info}
-        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta)
+        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta, finite=True)
 
     @classmethod
     def load(
@@ -452,9 +453,9 @@ class CostModel(LearnedCost):
 
         Raises:
             StorageError: If the file is missing, damaged, of another version or of another kind,
-                or if it does not fit `net`.
+                if a weight in it is NaN or infinite, or if it does not fit `net`.
         """
-        tensors, meta = load_tensors(path, kind=KIND)
+        tensors, meta = load_tensors(path, kind=KIND, finite=True)
         with described_by(path):
             if meta["config"].get("kind") == "trees":
                 raise MismatchError(f"{path} holds trees, no network; read it by TreeCost.load")
@@ -513,6 +514,7 @@ class CostModel(LearnedCost):
                 f"the weights in {path} must fit the network, {_name(model.net)}: "
                 f"{' '.join(str(error).split())}; pass the one that the model was made with"
             ) from error
+        require_in("(0, inf)", smallest_input_scale=float(model.input_scale.min()))
         return model
 
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
