@@ -39,7 +39,9 @@ FORMAT_VERSION = 1
 """Of checkpoints and label logs; rises when an older reader would misread a newer one."""
 
 _CHECKPOINT_FORMAT = "pbcrl-checkpoint"
-_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
+# A hundred times what the largest run needs: a header takes twenty times its size to read, and a
+# tensor a kilobyte, however empty.
+_MAX_HEADER_BYTES, _MAX_TENSORS = 1 << 24, 50_000
 _LEFTOVER = re.compile(r".+\.\d+\.partial")
 
 
@@ -67,12 +69,18 @@ def save_tensors(
     Raises:
         NonFiniteError: If `finite` and a tensor is not; an older file at `path` is untouched.
         TypeError: If an entry is no dense tensor of a storable dtype, or `meta` is not JSON.
-        ValueError: If a tensor is called "__metadata__", which safetensors reserves.
+        ValueError: If a tensor is called "__metadata__", which safetensors reserves, there are
+            50,000 or more of them, or `meta` and their names take more than 16 MiB.
         StorageError: If the file cannot be written; an older file at `path` is untouched.
     """
     if "__metadata__" in tensors:
         raise ValueError(
             "safetensors reserves the name '__metadata__', but a tensor has it; rename the tensor"
+        )
+    if len(tensors) >= _MAX_TENSORS:
+        raise ValueError(
+            f"a checkpoint holds fewer than {_MAX_TENSORS} tensors, got {len(tensors)} for {path}; "
+            "stack those of one shape"
         )
     on_cpu = {name: _plain(name, tensors[name]) for name in sorted(tensors)}
     for name, tensor in on_cpu.items() if finite else ():
@@ -93,6 +101,11 @@ def save_tensors(
             f"safetensors cannot hold {error.args[0]}, the dtype of a tensor for {path}; "
             "convert it first"
         ) from error
+    if (header_bytes := int.from_bytes(data[:8], "little")) > _MAX_HEADER_BYTES:
+        raise ValueError(
+            f"the names and the meta of a checkpoint take at most {_MAX_HEADER_BYTES} bytes, got "
+            f"{header_bytes} for {path}; put long lists into tensors"
+        )
     write_atomically(Path(path), data)
 
 
@@ -158,6 +171,8 @@ def _read_checkpoint(file: BufferedReader) -> tuple[dict[str, Any], bytes]:
     if not 0 < header_bytes <= min(file_bytes - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"a header of {header_bytes} bytes in a file of {file_bytes}")
     header = json.loads(file.read(header_bytes))
+    if len(header) > _MAX_TENSORS:
+        raise ValueError(f"{len(header)} tensors, of {_MAX_TENSORS} that it may have")
     ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
     if 8 + header_bytes + max(ends, default=0) != file_bytes:
         raise ValueError(f"tensors that end at {max(ends, default=0)} in a file of {file_bytes}")

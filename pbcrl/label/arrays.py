@@ -10,7 +10,7 @@ import numpy as np
 
 from pbcrl.trajectory import Trajectory
 
-_MAX_BYTES = 1 << 28  # of a trajectory's arrays: 256 MiB, however small the file
+_MAX_BYTES = 1 << 28  # of an archive's arrays: 256 MiB, however small the file
 
 
 def to_npz(trajectory: Trajectory) -> bytes:
@@ -29,6 +29,17 @@ def from_npz(data: bytes) -> Trajectory:
     Raises:
         Exception: Whatever Python and NumPy say of bytes that are no such archive.
     """
+    check_claims(data)
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return Trajectory(arrays["obs"], arrays["actions"])
+
+
+def check_claims(data: bytes) -> None:
+    """Refuse an archive whose arrays are larger than 256 MiB, or than what it holds of them.
+
+    Raises:
+        Exception: Whatever Python and NumPy say of bytes that are no such archive.
+    """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if sum(info.file_size for info in archive.infolist()) > _MAX_BYTES:
             raise ValueError(f"its arrays have more than the {_MAX_BYTES} bytes they may have")
@@ -38,5 +49,3 @@ def from_npz(data: bytes) -> Trajectory:
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
             if math.prod(shape) * dtype.itemsize > info.file_size:
                 raise ValueError(f"{info.filename} claims the shape {shape}")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return Trajectory(arrays["obs"], arrays["actions"])

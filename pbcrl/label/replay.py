@@ -20,7 +20,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pbcrl.env_modules import registered
 from pbcrl.errors import MismatchError
+from pbcrl.label.arrays import check_claims
 from pbcrl.spaces import obs_rows
+from pbcrl.storage import described_by
 from pbcrl.trajectory import FloatArray, Trajectory
 
 Image = NDArray[np.uint8]
@@ -76,12 +78,23 @@ class Replay:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Replay:
-        """The inverse of `to_bytes`."""
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            about = json.loads(bytes(arrays["about"]))
-            state = {k[6:]: arrays[k] for k in arrays if k.startswith("state/")}
-            before = arrays.get("before")
-        return cls(about["env_id"], about["seed"], about["rng"], state or None, before)
+        """The inverse of `to_bytes`.
+
+        Raises:
+            CorruptFileError: If these are no such bytes, or they claim more than 256 MiB.
+        """
+        with described_by("a replay"):
+            check_claims(data)
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                about = json.loads(bytes(arrays["about"]))
+                state = {k[6:]: arrays[k] for k in arrays if k.startswith("state/")}
+                before = arrays.get("before")
+            env_id, seed, rng = about["env_id"], about["seed"], about["rng"]
+            if not (isinstance(env_id, str) and isinstance(seed, int | None)):
+                raise TypeError(f"an env id {env_id!r} and a seed {seed!r}")
+            if not isinstance(rng, dict | None) or (before is not None and before.ndim != 2):
+                raise TypeError("a generator's state or actions of another kind")
+            return cls(env_id, seed, rng, state or None, before)
 
 
 def replay_frames(
