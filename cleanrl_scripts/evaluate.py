@@ -34,7 +34,7 @@ from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_co
 from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
 from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.policies import policy_of
-from pbcrl_script_utils.resume import read_args
+from pbcrl_script_utils.resume import check_layers, read_args
 from pbcrl_script_utils.run import print_groups
 from pbcrl_script_utils.verdict import interval, verdict
 from pbcrl_script_utils.video import check_film, film
@@ -116,6 +116,7 @@ def load_agent(
         StorageError: If the run cannot be read.
         MismatchError: If the env has other spaces than the one it was trained in.
     """
+    check_layers(folder, trained)
     tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent", finite=True)
     env_id = env_id or str(meta["env_id"])
     script = script_of(folder, trained["script"], trusted=trusted)

@@ -612,6 +612,16 @@ def test_a_file_whose_weights_are_not_finite_is_refused(tmp_path, bad, read):
         read(path)
 
 
+def test_a_model_that_has_diverged_says_so_and_not_that_an_input_is_at_fault():
+    model, given = CostModel(*boxes(3, 2)), episodes(5)
+    with torch.no_grad():
+        model.net[0].weight.fill_(1e38)
+        model.net[-1].weight.fill_(1.0)
+    for judge in (model.score, lambda given: model.step_cost(given[0].obs + 9, given[0].actions)):
+        with pytest.raises(NonFiniteError, match="the model has diverged; lower the learning rate"):
+            judge(given)
+
+
 def test_weights_that_have_diverged_replace_no_file(tmp_path):
     path, model = tmp_path / "model.safetensors", CostModel(*boxes(1, 1))
     model.save(path)

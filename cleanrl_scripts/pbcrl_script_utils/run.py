@@ -47,6 +47,7 @@ from pbcrl_script_utils.door import (
     unmeasurable_limit,
 )
 from pbcrl_script_utils.recipes import recipe_lines
+from pbcrl_script_utils.resume import check_unfinished, read_args
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.verdict import limit_verdicts, multiplier_verdict, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
@@ -98,6 +99,8 @@ class Run:
                 f"give another --run-name, or go on with it by --resume {self.folder}"
             )
         self._lock = FolderLock(self.folder)
+        if args.resume is not None:
+            self._check_unfinished()
         remove_leftovers(self.folder)
         kept, source = self.folder / f"{name}.py", Path(script).read_bytes()
         is_changed = kept.exists() and kept.read_bytes() != source
@@ -120,6 +123,17 @@ class Run:
         self._stage: tuple[str, float] | None = None  # its name, and when it began
         if args.resume is not None and is_changed:
             self.warn(f"{name}.py has changed since the run began; it goes on with the new one")
+
+    def _check_unfinished(self) -> None:
+        """Once more under the lock: another process may have finished the run meanwhile."""
+        total = getattr(self._args, "total_timesteps", 0)
+        if read_args(self.folder).get("total_timesteps", 0) != total:
+            return  # it is to be extended
+        try:
+            check_unfinished(self.folder, extendable=bool(total))
+        except ValueError:
+            self._lock.release()
+            raise
 
     def __enter__(self) -> Run:
         return self

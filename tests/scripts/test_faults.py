@@ -19,7 +19,9 @@ from pbcrl.storage import FolderLock, load_tensors, save_tensors
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils import main
 from pbcrl_script_utils.envs import import_env
+from pbcrl_script_utils.launch import parse
 
+from ..damage import little_memory
 from .conftest import SCRIPTS, load, load_edited
 from .runs import (
     assert_same_run,
@@ -254,6 +256,37 @@ def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_
     command += ["--num-envs", "2", "--num-steps", "100", "--minibatch-size", "100"]
     with pytest.raises(SystemExit, match=r"^error: KeyError: 'wind'\n\(PBCRL_TRACEBACK=1 shows"):
         main(scripts.ppo_lag.train, scripts.ppo_lag.Args, command)
+
+
+def test_a_run_that_is_finished_while_another_process_waits_for_it_stays_as_it_is(
+    scripts, tmp_path, monkeypatch
+):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    waiting = parse(module.Args, ["--resume", str(folder)])
+    resume(module, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for _ in range(2):  # and the lock is free again
+        with pytest.raises(ValueError, match=f"cut off, but {folder} is finished; extend it by"):
+            module.train(waiting)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("sizes", [[10**9], [10**5, 10**5], [1e9], [-1]])
+def test_layers_that_args_json_claims_take_no_memory(scripts, tmp_path, monkeypatch, sizes):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    stored = json.loads((folder / "args.json").read_text())
+    (folder / "args.json").write_text(json.dumps(stored | {"hidden_sizes": sizes}))
+    for use in (
+        lambda: resume(module, folder),
+        lambda: scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), threads=1)),
+    ):
+        with (
+            pytest.raises(StorageError, match=r"restore (args\.json|that file)"),
+            little_memory(512),
+        ):
+            use()
 
 
 # -- Code ------------------------------------------------------------------------------------------
