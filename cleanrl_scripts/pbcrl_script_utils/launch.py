@@ -47,17 +47,11 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     script, prog = Path(path).stem, command_of(path)
     names = {field.name for field in fields(args_type)}
     if "resume" not in names:  # it trains nothing
-        args = tyro.cli(args_type, args=words, prog=prog)
-        if getattr(args, "env_id", None):
-            import_env(args.env_id, by_user=True)
-        return args
-    what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
+        return tyro.cli(args_type, args=words, prog=prog)
+    what = _what(words, prog)
     if what.resume is not None:
         stored = stored_args(args_type, Path(what.resume), script=script)
-        args = resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
-        if what.env_id:  # as the run has it, but here the user says so
-            import_env(what.env_id, by_user=True)
-        return args
+        return resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
     recipe: dict[str, Any] = {}
     if "env_id" in names:
         env_id, by_people = what.env_id or "", what.label_folder is not None
@@ -70,10 +64,12 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     if lines := recipe_lines(shown):
         head = f"{about}\n\nRecipe of {what.env_id or '--label-folder'}:"
         about = "\n   ".join([head, *lines])
-    args = tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
-    if "env_id" in names:
-        import_env(args.env_id, by_user=True)
-    return args
+    return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
+
+
+def _what(words: list[str], prog: str = "") -> _What:
+    what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
+    return what
 
 
 def _wrapped(text: str) -> str:
@@ -86,8 +82,12 @@ def _wrapped(text: str) -> str:
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
     """Parse the arguments and train; errors that a user can fix are one line, not a traceback."""
+    words = sys.argv[1:] if argv is None else argv
     try:
-        train(parse(args_type, sys.argv[1:] if argv is None else argv))
+        args = parse(args_type, words)
+        if env_id := _what(words).env_id:  # not what a file says: the user has typed it
+            import_env(env_id, by_user=True)
+        train(args)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # what reads the output, such as `head`, has had enough
