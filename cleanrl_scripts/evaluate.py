@@ -24,6 +24,7 @@ import tyro
 
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.effects import effects, telling
+from pbcrl.env_modules import data_folder_of
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.export.policy import SAFE_POLICY_FILE, Policy, load_policy
 from pbcrl.metrics import bias, violation_rate
@@ -168,6 +169,11 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
             "--upstream needs a Python with the real Safety-Gymnasium, whose Gymnasium this "
             f"environment cannot have; there is none at {python}; build it by `make parity-env`, "
             "or name another with --upstream-python"
+        )
+    if data := data_folder_of(python):
+        raise ValueError(
+            f"--upstream runs no program that lies with data, but {python} is in {data}, which "
+            "holds a run, labels or a dataset; work elsewhere, or name another --upstream-python"
         )
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"

@@ -372,6 +372,17 @@ def test_a_module_of_ones_own_is_named_again_to_go_on_with_a_run_and_to_play_it(
             assert f"certify.py run --env-id {env_id}\n" in said
 
 
+def test_an_interpreter_in_a_runs_folder_is_not_run(scripts, tmp_path, monkeypatch):
+    """By default --upstream takes one below the working directory."""
+    python = tmp_path / ".venv-parity" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (tmp_path / "args.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no program that lies with data"):
+        scripts.evaluate.play_upstream(scripts.evaluate.Args("."), None, "SafetyPointGoal1-v0")
+
+
 def test_a_script_that_differs_in_one_byte_is_not_executed_unless_it_is_trusted(
     scripts, tmp_path, monkeypatch
 ):
