@@ -69,10 +69,11 @@ def registered(env_id: str, *, by_user: bool = False) -> str:
 
 def env_id_flag(env_id: str) -> list[str]:
     """The words by which a command line has to name an env whose module is not installed."""
-    module = env_id.rpartition(":")[0]
-    spec = _find_elsewhere(_top(module)) if module else None
-    own = bool(module) and (spec is None or _is_namespace(spec))
-    return ["--env-id", env_id] if own else []
+    top = env_id.rpartition(":")[0].partition(".")[0]
+    if not top.isidentifier():  # nor is "", where there is no module
+        return []
+    spec = _find_elsewhere(top)
+    return ["--env-id", env_id] if spec is None or _is_namespace(spec) else []
 
 
 def path_elsewhere() -> list[str]:

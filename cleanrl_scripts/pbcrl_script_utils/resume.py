@@ -48,12 +48,11 @@ def check_layers(folder: Path, args: Mapping[str, Any]) -> None:
     Raises:
         StorageError: If the layers need more weights than the run's files can hold.
     """
-    layers = [value for name, value in args.items() if name.endswith("hidden_sizes")]
-    sizes = [size for one in layers for size in (0, *(one if isinstance(one, list) else [one]))]
-    if not all(type(size) is int and size >= 0 for size in sizes):
+    sizes = args.get("hidden_sizes", [])
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
         raise StorageError(
             f"hidden layers have whole numbers of units, but args.json of {folder} has "
-            f"{sizes[:9]}; restore that file"
+            f"{sizes!r:.99}; restore that file"
         )
     needed = max([*sizes, sum(one * next_one for one, next_one in pairwise(sizes))], default=0)
     files = (folder / name for name in ("agent.safetensors", "checkpoint.safetensors"))

@@ -100,7 +100,11 @@ class Run:
             )
         self._lock = FolderLock(self.folder)
         if args.resume is not None:
-            self._check_unfinished()
+            try:
+                self._check_unfinished()
+            except BaseException:
+                self._lock.release()
+                raise
         remove_leftovers(self.folder)
         kept, source = self.folder / f"{name}.py", Path(script).read_bytes()
         is_changed = kept.exists() and kept.read_bytes() != source
@@ -129,11 +133,7 @@ class Run:
         total = getattr(self._args, "total_timesteps", 0)
         if read_args(self.folder).get("total_timesteps", 0) != total:
             return  # it is to be extended
-        try:
-            check_unfinished(self.folder, extendable=bool(total))
-        except ValueError:
-            self._lock.release()
-            raise
+        check_unfinished(self.folder, extendable=bool(total))
 
     def __enter__(self) -> Run:
         return self
