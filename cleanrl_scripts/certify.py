@@ -17,6 +17,7 @@ import torch
 import tyro
 
 from pbcrl import FolderOracle, Trajectory
+from pbcrl.env_modules import env_id_flag
 from pbcrl.export.policy import POLICY_FILE, Policy, load_policy
 from pbcrl.label.folder_oracle import GRID
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
@@ -42,6 +43,8 @@ QUESTIONS = "certificate"
 class Args:
     run: Annotated[str, tyro.conf.Positional]
     """folder of the run"""
+    env_id: str | None = None
+    """that of the policy once more, 'module:Id-v0', if its module is your own and not installed"""
     label_folder: str | None = None
     """where people judge the episodes (pbcrl label FOLDER), twelve at a time; default: certificate
     in the run's folder if people labelled for the run, else the true cost judges"""
@@ -99,7 +102,9 @@ def check_fresh(args: Args, trained: dict[str, Any], earlier: list[Certificate])
             )
 
 
-def judged_by_people(args: Args, episodes: list[Trajectory], replays: Replays) -> np.ndarray:
+def judged_by_people(
+    args: Args, env_id: str, episodes: list[Trajectory], replays: Replays
+) -> np.ndarray:
     """Return whether people call each episode safe, (E,); waits for them.
 
     "I can't tell" is not safe.
@@ -112,7 +117,8 @@ def judged_by_people(args: Args, episodes: list[Trajectory], replays: Replays) -
         say=lambda text: print(f"   {text}", flush=True),
     )
     grids = [episodes[start : start + GRID] for start in range(0, len(episodes), GRID)]
-    print(f"   {len(grids)} questions wait: pbcrl label {folder}", flush=True)
+    named = " ".join(["", *env_id_flag(env_id)])
+    print(f"   {len(grids)} questions wait: pbcrl label {folder}{named}", flush=True)
     labels = oracle.label_grids(grids)
     oracle.close()
     safe: np.ndarray = np.array([one for label in labels for one in label.safe]) == 1
@@ -126,6 +132,11 @@ def certify(args: Args) -> Certificate:
     folder = Path(args.run)
     trained = read_args(folder)
     policy, digest = load_policy(folder), sha256(folder / POLICY_FILE)
+    if args.env_id not in (None, policy.env_id):
+        raise ValueError(
+            f"a policy is certified where it was trained, in {policy.env_id}, got --env-id "
+            f"{args.env_id}; leave it out, or give that one"
+        )
     by_people = args.label_folder is not None or trained.get("label_folder") is not None
     limit = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
     limit = resolve_cost_limit(policy.env_id, limit, needed=not by_people)
@@ -152,7 +163,7 @@ def certify(args: Args) -> Certificate:
     if replays is None:
         safe, judge = true_costs(episodes) <= limit, f"the true cost, at most {limit:g}"
     else:
-        safe, judge = judged_by_people(args, episodes, replays), "people"
+        safe, judge = judged_by_people(args, policy.env_id, episodes, replays), "people"
     kind = "stochastic" if args.stochastic else "deterministic"
     made = Certificate(
         policy=kind,

@@ -24,6 +24,7 @@ import tyro
 
 from pbcrl import LearnedCost, Trajectory, load_cost_model
 from pbcrl.effects import effects, telling
+from pbcrl.env_modules import data_folder_of
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.spaces import names_of
@@ -32,7 +33,7 @@ from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
 from pbcrl_script_utils.launch import main
-from pbcrl_script_utils.resume import read_args
+from pbcrl_script_utils.resume import check_layers, read_args
 from pbcrl_script_utils.run import print_groups
 from pbcrl_script_utils.verdict import interval, verdict
 from pbcrl_script_utils.video import check_film, film
@@ -48,7 +49,8 @@ class Args:
     run: Annotated[str, tyro.conf.Positional]
     """folder of the run"""
     env_id: str | None = None
-    """where to play; default: where it was trained; another one needs the same spaces"""
+    """where to play; default: where it was trained; another one needs the same spaces. Give
+    'module:Id-v0' in any case if the module is your own and not installed"""
     cost_limit: CostLimit | None = None
     """d, highest safe episode cost; default: the one of the run, or the task's own"""
     episodes: Count = 100
@@ -111,7 +113,8 @@ def load_agent(
         StorageError: If the run cannot be read.
         MismatchError: If the env has other spaces than the one it was trained in.
     """
-    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
+    check_layers(folder, trained)
+    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent", finite=True)
     env_id = env_id or str(meta["env_id"])
     script = script_of(folder, trained["script"], trusted=trusted)
     names = {field.name for field in fields(script.Args)}
@@ -144,6 +147,11 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
             "--upstream needs a Python with the real Safety-Gymnasium, whose Gymnasium this "
             f"environment cannot have; there is none at {python}; build it by `make parity-env`, "
             "or name another with --upstream-python"
+        )
+    if data := data_folder_of(python):
+        raise ValueError(
+            f"--upstream runs no program that lies with data, but {python} is in {data}, which "
+            "holds a run, labels or a dataset; work elsewhere, or name another --upstream-python"
         )
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"

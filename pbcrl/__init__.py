@@ -34,74 +34,32 @@ functions, `pbcrl.effects` says what a cost follows, `pbcrl.selection` chooses q
 `pbcrl.llm.cost_head` are for language models.
 """
 
-from pbcrl import metrics as metrics
-from pbcrl.errors import PbcrlError
-from pbcrl.trajectory import BatchLabel, GridLabel, Label, Marks, Query, Trajectory, cut_segments
-from pbcrl.recorder import finished_trajectories
-from pbcrl.vector_recorder import RecordTrajectories
-from pbcrl.wrappers import PreferenceCostVectorWrapper, PreferenceCostWrapper
-from pbcrl.cost_model import CostModel, LearnedCost
-from pbcrl.trees import TreeCost
-from pbcrl.ensemble import CostModelEnsemble, load_cost_model
-from pbcrl.losses import PbCILoss, pbci_loss, preference_loss, safety_loss, snr_loss
-from pbcrl.dead_zone import DeadZone
-from pbcrl.trainer import CostModelTrainer, Trainer
-from pbcrl.tree_trainer import TreeTrainer
-from pbcrl.lagrange import LagrangeMultiplier
-from pbcrl.scaling import SignalScale
-from pbcrl.oracle import Oracle, SyntheticOracle
-from pbcrl.label.function_oracle import FunctionOracle
-from pbcrl.label.folder_oracle import FolderOracle
-from pbcrl.buffer import PreferenceBuffer, draw_pairs
-from pbcrl.feedback import Answers, FeedbackLoop
-from pbcrl.constraint import Acceptance, Constraint, LearnedLimit, UnsafeRate
-from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
-from pbcrl.export.policy import load_policy
+# No import that another module could stand in for: under `python -m pbcrl.label`, Python looks for
+# modules in the working directory until `pbcrl.label.__main__` stops it.
+import importlib
+
+TYPE_CHECKING = False  # as `typing` has it
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Acceptance",
-    "Answers",
-    "BatchLabel",
-    "Constraint",
-    "CostModel",
-    "CostModelEnsemble",
-    "CostModelTrainer",
-    "DeadZone",
-    "FeedbackLoop",
-    "FolderOracle",
-    "FunctionOracle",
-    "GridLabel",
-    "Label",
-    "LagrangeMultiplier",
-    "LearnedCost",
-    "LearnedLimit",
-    "Marks",
-    "Oracle",
-    "PbCILoss",
-    "PbcrlError",
-    "PreferenceBuffer",
-    "PreferenceCostVectorWrapper",
-    "PreferenceCostWrapper",
-    "Query",
-    "RecordTrajectories",
-    "SignalScale",
-    "SyntheticOracle",
-    "Trainer",
-    "Trajectory",
-    "TrajectoryDataset",
-    "TrajectoryWriter",
-    "TreeCost",
-    "TreeTrainer",
-    "UnsafeRate",
-    "cut_segments",
-    "draw_pairs",
-    "finished_trajectories",
-    "load_cost_model",
-    "load_policy",
-    "pbci_loss",
-    "preference_loss",
-    "safety_loss",
-    "snr_loss",
-]
+if TYPE_CHECKING:
+    from pbcrl import metrics as metrics
+    from pbcrl._names import *
+    from pbcrl._names import __all__ as __all__
+else:
+    del TYPE_CHECKING
+
+    # At the first use of a name, and not before: PyTorch takes seconds, which `pbcrl --version` and
+    # `pbcrl label --help` need not wait.
+    def __getattr__(name: str) -> object:
+        names = vars(importlib.import_module("pbcrl._names"))
+        globals().update({one: names[one] for one in names.get("__all__", ())})
+        if name == "__all__" and name in names:
+            return names[name]
+        if name in globals():
+            return globals()[name]
+        raise AttributeError(f"module 'pbcrl' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        __getattr__("metrics")
+        return sorted(globals())

@@ -152,7 +152,8 @@ class LearnedCost(nn.Module, ABC):
 
         Raises:
             ValueError: If the shapes are not those of the model.
-            NonFiniteError: If a number is NaN or infinite, also after the cast to float32.
+            NonFiniteError: If a number is NaN or infinite, also after the cast to float32, or the
+                cost is: then the model has diverged.
         """
         rows: list[NDArray[Any]] = []
         for name, given in zip(("obs", "actions"), (obs, actions), strict=True):
@@ -169,14 +170,18 @@ class LearnedCost(nn.Module, ABC):
             cost: Tensor = self(*map(torch.from_numpy, rows))
         finally:
             torch.set_num_threads(threads)
-        return cost.float().cpu().numpy()
+        return _finite(cost.float().cpu().numpy())
 
     @torch.no_grad()
     def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
-        """Return C_ψ of each trajectory, float64 (len(trajectories),); empty in, empty out."""
+        """Return C_ψ of each trajectory, float64 (len(trajectories),); empty in, empty out.
+
+        Raises:
+            NonFiniteError: If one is NaN or infinite: then the model has diverged.
+        """
         # To the CPU in the end only: a GPU need not wait for the next chunk to be read.
         costs = [self.trajectory_cost(*chunk) for chunk in padded_chunks(trajectories)]
-        return torch.cat(costs).double().cpu().numpy() if costs else np.empty(0)
+        return _finite(torch.cat(costs).double().cpu().numpy()) if costs else np.empty(0)
 
     @torch.no_grad()
     def member_scores(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
@@ -443,10 +448,11 @@ class CostModel(LearnedCost):
             **info: What else should travel with the weights, such as `env_id` or `dead_zone`.
 
         Raises:
+            NonFiniteError: If a weight is NaN or infinite; an older file is untouched.
             StorageError: If the file cannot be written.
         """
         meta: Mapping[str, Any] = {"config": self.config(), "info": info}
-        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta)
+        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta, finite=True)
 
     @classmethod
     def load(
@@ -461,9 +467,9 @@ class CostModel(LearnedCost):
 
         Raises:
             StorageError: If the file is missing, damaged, of another version or of another kind,
-                or if it does not fit `net`.
+                if a weight in it is NaN or infinite, or if it does not fit `net`.
         """
-        tensors, meta = load_tensors(path, kind=KIND)
+        tensors, meta = load_tensors(path, kind=KIND, finite=True)
         with described_by(path):
             if meta["config"].get("kind") == "trees":
                 raise MismatchError(f"{path} holds trees, no network; read it by TreeCost.load")
@@ -522,6 +528,7 @@ class CostModel(LearnedCost):
                 f"the weights in {path} must fit the network, {_name(model.net)}: "
                 f"{' '.join(str(error).split())}; pass the one that the model was made with"
             ) from error
+        require_in("(0, inf)", smallest_input_scale=float(model.input_scale.min()))
         return model
 
     def _scaled(self, obs: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
@@ -639,6 +646,15 @@ def _require_one_step(net: nn.Module) -> None:
 def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     on_device = values.to(mean.device, non_blocking=True).to(mean.dtype)
     return (on_device - mean).div_(scale).clamp_(-_INPUT_CLIP, _INPUT_CLIP)
+
+
+def _finite(cost: NDArray[Any]) -> NDArray[Any]:
+    if not np.isfinite(cost).all():
+        raise NonFiniteError(
+            "a learned cost must be finite, but it is NaN or infinite for finite observations and "
+            "actions: the model has diverged; lower the learning rate of its trainer"
+        )
+    return cost
 
 
 def _name(net: nn.Module) -> str:

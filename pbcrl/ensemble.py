@@ -94,7 +94,7 @@ class CostModelEnsemble(LearnedCost):
             "pessimism": self.pessimism,
         }
         meta: Mapping[str, Any] = {"config": config, "info": info}
-        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta)
+        save_tensors(path, kind=KIND, tensors=self.state_dict(), meta=meta, finite=True)
 
     @classmethod
     def load(
@@ -110,7 +110,7 @@ class CostModelEnsemble(LearnedCost):
             StorageError: If the file is missing, damaged, of another version or of another kind,
                 or if it does not fit `nets`.
         """
-        tensors, meta = load_tensors(path, kind=KIND)
+        tensors, meta = load_tensors(path, kind=KIND, finite=True)
         with described_by(path):
             config = meta["config"]
             if config.get("kind") == "trees":

@@ -8,6 +8,7 @@ forges a file together with its checksum.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -38,7 +39,9 @@ FORMAT_VERSION = 1
 """Of checkpoints and label logs; rises when an older reader would misread a newer one."""
 
 _CHECKPOINT_FORMAT = "pbcrl-checkpoint"
-_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
+# A hundred times what the largest run needs: a header takes twenty times its size to read, and a
+# tensor a kilobyte, however empty.
+_MAX_HEADER_BYTES, _MAX_TENSORS = 1 << 24, 50_000
 _LEFTOVER = re.compile(r".+\.\d+\.partial")
 
 
@@ -66,12 +69,18 @@ def save_tensors(
     Raises:
         NonFiniteError: If `finite` and a tensor is not; an older file at `path` is untouched.
         TypeError: If an entry is no dense tensor of a storable dtype, or `meta` is not JSON.
-        ValueError: If a tensor is called "__metadata__", which safetensors reserves.
+        ValueError: If a tensor is called "__metadata__", which safetensors reserves, there are
+            50,000 or more of them, or `meta` and their names take more than 16 MiB.
         StorageError: If the file cannot be written; an older file at `path` is untouched.
     """
     if "__metadata__" in tensors:
         raise ValueError(
             "safetensors reserves the name '__metadata__', but a tensor has it; rename the tensor"
+        )
+    if len(tensors) >= _MAX_TENSORS:
+        raise ValueError(
+            f"a checkpoint holds fewer than {_MAX_TENSORS} tensors, got {len(tensors)} for {path}; "
+            "stack those of one shape"
         )
     on_cpu = {name: _plain(name, tensors[name]) for name in sorted(tensors)}
     for name, tensor in on_cpu.items() if finite else ():
@@ -92,24 +101,31 @@ def save_tensors(
             f"safetensors cannot hold {error.args[0]}, the dtype of a tensor for {path}; "
             "convert it first"
         ) from error
+    if (header_bytes := int.from_bytes(data[:8], "little")) > _MAX_HEADER_BYTES:
+        raise ValueError(
+            f"the names and the meta of a checkpoint take at most {_MAX_HEADER_BYTES} bytes, got "
+            f"{header_bytes} for {path}; put long lists into tensors"
+        )
     write_atomically(Path(path), data)
 
 
 def load_tensors(
-    path: str | os.PathLike[str], *, kind: str
+    path: str | os.PathLike[str], *, kind: str, finite: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote.
 
     Args:
         path: The file to read.
         kind: What the file must hold.
+        finite: Refuse NaN and infinities, as in weights, which then answer everything with NaN.
 
     Returns:
         The tensors by name, on the CPU, and the `meta` that was saved with them.
 
     Raises:
         StorageError: If the file is missing or unreadable.
-        CorruptFileError: If it is damaged, or no checkpoint of this package.
+        CorruptFileError: If it is damaged, or no checkpoint of this package, or `finite` and a
+            tensor is not.
         FormatVersionError: If another version of the format wrote it.
         MismatchError: If it holds another kind.
     """
@@ -137,6 +153,10 @@ def load_tensors(
             f"a checkpoint must be of the kind that is asked for: {path} holds {found_kind!r}, "
             f"not {kind!r}; pass the file that holds {kind!r}, or load this one as {found_kind!r}"
         )
+    for name, tensor in tensors.items() if finite else ():
+        if num_bad := int((~tensor.isfinite()).sum()):
+            finding = f"{num_bad} of the {tensor.numel()} entries of {name!r} are NaN or infinite"
+            raise corrupt(path, finding)
     return tensors, meta
 
 
@@ -151,6 +171,8 @@ def _read_checkpoint(file: BufferedReader) -> tuple[dict[str, Any], bytes]:
     if not 0 < header_bytes <= min(file_bytes - 8, _MAX_HEADER_BYTES):
         raise ValueError(f"a header of {header_bytes} bytes in a file of {file_bytes}")
     header = json.loads(file.read(header_bytes))
+    if len(header) > _MAX_TENSORS:
+        raise ValueError(f"{len(header)} tensors, of {_MAX_TENSORS} that it may have")
     ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
     if 8 + header_bytes + max(ends, default=0) != file_bytes:
         raise ValueError(f"tensors that end at {max(ends, default=0)} in a file of {file_bytes}")
@@ -396,7 +418,7 @@ def unreadable(path: Path, error: OSError) -> StorageError:
 
 def unwritable(path: str | os.PathLike[str], error: OSError) -> StorageError:
     """The error for a file or a folder that the system does not take."""
-    return StorageError(
-        f"{path} must be writable, but: {error.strerror or error}; free disk space, check "
-        "the folder's permissions, or choose another path"
-    )
+    remedy = "free disk space, check the folder's permissions, or choose another path"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        remedy = "close files, or raise the limit (ulimit -n)"
+    return StorageError(f"{path} must be writable, but: {error.strerror or error}; {remedy}")

@@ -1,6 +1,7 @@
-"""What can happen to a file: a disk that is full, a folder that takes nothing, bits that flip."""
+"""What can happen to a file: a full disk, a folder that takes nothing, flipped bits, no memory."""
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -54,3 +55,16 @@ def read_only(folder: Path) -> Iterator[Path]:
         for path in (base, copy, *copy.rglob("*")):
             path.chmod(0o755)
         shutil.rmtree(base)
+
+
+@contextmanager
+def little_memory(megabytes: int) -> Iterator[None]:
+    """No more than so much beyond what this process has; Linux only."""
+    resource = pytest.importorskip("resource")
+    used = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1024 * used + megabytes * 2**20, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -7,6 +7,7 @@ import torch
 from gymnasium import spaces
 
 from pbcrl.cost_model import CostModel
+from pbcrl.ensemble import load_cost_model
 from pbcrl.errors import (
     CorruptFileError,
     MismatchError,
@@ -592,6 +593,44 @@ def test_sizes_that_a_file_claims_are_not_believed(tmp_path):
     )
     with pytest.raises(MismatchError, match=r"the weights in .* must fit the network, MLP: "):
         CostModel.load(path)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("read", [CostModel.load, load_cost_model])
+def test_a_file_whose_weights_are_not_finite_is_refused(tmp_path, bad, read):
+    path, model = tmp_path / "model.safetensors", CostModel(*boxes(1, 1), hidden_sizes=(3,))
+    tensors, meta = model.state_dict(), {"config": model.config(), "info": {}}
+    tensors["net.0.bias"] = torch.tensor([0.0, bad, bad])
+    save_tensors(path, kind="cost-model", tensors=tensors, meta=meta)
+    with pytest.raises(
+        CorruptFileError, match=r"2 of the 3 entries of 'net\.0\.bias' are NaN or inf"
+    ):
+        read(path)
+    tensors["net.0.bias"], tensors["input_scale"] = torch.zeros(3), torch.tensor([1.0, 0.0])
+    save_tensors(path, kind="cost-model", tensors=tensors, meta=meta)
+    with pytest.raises(CorruptFileError, match=r"smallest_input_scale must lie in \(0, inf\)"):
+        read(path)
+
+
+def test_a_model_that_has_diverged_says_so_and_not_that_an_input_is_at_fault():
+    model, given = CostModel(*boxes(3, 2)), episodes(5)
+    with torch.no_grad():
+        model.net[0].weight.fill_(1e38)
+        model.net[-1].weight.fill_(1.0)
+    for judge in (model.score, lambda given: model.step_cost(given[0].obs + 9, given[0].actions)):
+        with pytest.raises(NonFiniteError, match="the model has diverged; lower the learning rate"):
+            judge(given)
+
+
+def test_weights_that_have_diverged_replace_no_file(tmp_path):
+    path, model = tmp_path / "model.safetensors", CostModel(*boxes(1, 1))
+    model.save(path)
+    before = path.read_bytes()
+    with torch.no_grad():
+        model.net[-1].bias.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=r"1 of the 1 entries of 'net.* are NaN or infinite"):
+        model.save(path)
+    assert path.read_bytes() == before
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path):

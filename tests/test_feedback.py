@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 import warnings
 from contextlib import suppress
 from dataclasses import replace
@@ -506,6 +507,29 @@ def test_episodes_that_do_not_fit_on_the_disk_stay_in_memory(tmp_path):
     with full_disk(100), pytest.raises(StorageError, match="free disk space"):
         loop.round(1)
     assert loop.round(1).pairs.tolist() == [0]
+
+
+def test_rounds_keep_no_file_open(tmp_path):
+    """Forty rounds, and the run that goes on with them, by ten files more than are open now."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loop = FeedbackLoop(SyntheticOracle(1.0), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    with open(os.devnull) as file:  # the lowest number that is free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno() + 10, hard))
+    try:
+        for number in range(40):
+            loop.add(episodes(number, 0.0))
+            loop.round(number + 1)
+        state = loop.state_dict()
+        loop.close()
+        buffer = PreferenceBuffer()
+        again = FeedbackLoop(SyntheticOracle(1.0), buffer, rng=rng(), folder=tmp_path)
+        again.load_state_dict(state)
+        again.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "online").iterdir())) == 40
+    assert [one.true_cost for one in buffer.trajectories[::2]] == list(range(40))
 
 
 def test_a_query_that_cannot_be_written_is_asked_when_there_is_space_again(tmp_path):

@@ -16,8 +16,8 @@ import sys
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
 from pbcrl.trajectory import BatchLabel, Label, Trajectory
 
+from .damage import little_memory
 from .every_space import boxes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS, FIFOs, /dev/zero")
@@ -284,19 +285,6 @@ def put_something_else(path: Path, rng: np.random.Generator) -> None:
         path.symlink_to(path)
     else:
         path.symlink_to(path.with_name("nowhere"))
-
-
-@contextmanager
-def little_memory(megabytes: int) -> Iterator[None]:
-    import resource
-
-    used = int(re.search(r"VmSize:\s+(\d+) kB", Path("/proc/self/status").read_text()).group(1))
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (1024 * used + megabytes * 2**20, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def refused(read: Callable[[Path], Content], path: Path, good: Content) -> bool:

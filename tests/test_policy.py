@@ -1,5 +1,7 @@
 """A policy read from a file acts as the network that was saved, and says what it cannot read."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,28 @@ def test_weights_that_have_diverged_replace_no_file(tmp_path):
     with pytest.raises(NonFiniteError, match="'obs_mean' are NaN"):
         doubling(obs_mean=torch.tensor([torch.nan, 0])).save(tmp_path / "policy.safetensors")
     assert (tmp_path / "policy.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"obs_mean": torch.tensor([math.nan, 0])},
+            "1 of the 2 entries of 'obs_mean' are NaN",
+        ),
+        ({"net.0.weight": torch.full((2, 2), math.inf)}, "4 of the 4 entries of 'net.0.weight'"),
+        ({"obs_var": torch.tensor([1.0, -1.0])}, r"needs low <= high and obs_var >= 0, .*-1\.0\]"),
+        ({"low": [math.nan, -1.0]}, "needs low <= high"),
+        ({"low": [-1.0, 9.0]}, "needs low <= high"),
+    ],
+)
+def test_a_file_whose_policy_would_answer_nan_is_refused(tmp_path, change, said):
+    path, state = tmp_path / "policy.safetensors", doubling().state_dict()
+    for name, value in change.items():
+        state["meta" if name == "low" else "tensors"][name] = value
+    save_tensors(path, kind="policy", **state)
+    with pytest.raises(CorruptFileError, match=said):
+        load_policy(path)
 
 
 def test_what_is_no_policy_is_refused_by_its_path(tmp_path):

@@ -27,7 +27,7 @@ from pbcrl.storage import (
     write_atomically,
 )
 
-from .damage import full_disk, read_only, with_flipped_bits
+from .damage import full_disk, little_memory, read_only, with_flipped_bits
 
 META = {"hidden_sizes": [64, 64], "dead_zone": 1.5, "env_id": "Toy-δ", "cap": math.inf}
 
@@ -337,3 +337,27 @@ def test_a_kill_in_the_middle_of_a_write_leaves_what_remove_leftovers_removes(tm
     assert len(list(tmp_path.iterdir())) == 2
     remove_leftovers(tmp_path)
     assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"{}"]
+
+
+def test_a_header_of_a_million_tensors_takes_little_memory(tmp_path):
+    """An empty tensor is 60 bytes of a header, and was two kilobytes of memory."""
+    path = tmp_path / "many.safetensors"
+    for count in (200_000, 1_200_000):
+        about = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+        header = "{" + ",".join(f'"{i}":{about}' for i in range(count)) + "}"
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+        del header
+        with (
+            pytest.raises(CorruptFileError, match=r"200000 tensors|a header of"),
+            little_memory(512),
+        ):
+            load_tensors(path, kind="agent")
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    path = tmp_path / "agent.safetensors"
+    with pytest.raises(ValueError, match="fewer than 50000 tensors, got 50000 for"):
+        save_tensors(path, kind="agent", tensors=dict.fromkeys(map(str, range(50_000))), meta={})
+    with pytest.raises(ValueError, match="take at most 16777216 bytes, got 2"):
+        save_tensors(path, kind="agent", tensors={}, meta={"log": "x" * 2 * 10**7})
+    assert not path.exists()

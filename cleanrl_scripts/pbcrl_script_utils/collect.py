@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from pbcrl import Trajectory, TrajectoryWriter
+from pbcrl.env_modules import env_id_flag
 from pbcrl.errors import PbcrlError
 from pbcrl.label.replay import Replay
 from pbcrl_script_utils.datasets import Split, open_dataset
@@ -165,7 +166,7 @@ def collect(args: Any, run: Run) -> Path:
         options["save_trajectories"] = episodes
         command = [sys.executable, str(SCRIPTS / "ppo_lag.py")]
         if (begun / "args.json").exists():
-            command += ["--resume", str(begun)]
+            command += ["--resume", str(begun), *env_id_flag(args.env_id)]
         else:
             for name, value in options.items():
                 values = value if isinstance(value, tuple) else (value,)

@@ -92,11 +92,9 @@ def _foreign(
     """Read Minari's or DSRL's, which do not say which time limit their episodes had."""
     try:
         if folder is not None:
-            import minari
+            from pbcrl.data.minari import from_minari, open_minari
 
-            from pbcrl.data.minari import from_minari
-
-            read = minari.MinariDataset(folder / "data")
+            read = open_minari(folder / "data")
             found, spec = from_minari(read), read.spec.env_spec
             if spec is not None and spec.id != env_id:
                 # Said only: an env with a cost often has another id than the one without.

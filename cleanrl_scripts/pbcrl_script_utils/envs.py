@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import pbcrl_envs
 from pbcrl import Trajectory
+from pbcrl.env_modules import registered
 from pbcrl_envs.batched import BatchedEnv
 from pbcrl_script_utils.replays import NoteStart
 
@@ -26,7 +25,8 @@ def make_envs(env_id: str, num_envs: int, *, threads: int = 1) -> VectorEnv[Any,
     """Make `num_envs` copies of any Gymnasium env with flat Box spaces; ended ones reset at once.
 
     An id whose vector entry point takes `autoreset_mode` (all batched tasks of `pbcrl_envs`) is
-    made batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`.
+    made batched; any other is run by `SyncVectorEnv`. `module:Id-v0` imports `module`, if it is
+    installed: one of the working directory must have been imported, as `import_env` does it.
 
     Args:
         env_id: Gymnasium id.
@@ -36,18 +36,11 @@ def make_envs(env_id: str, num_envs: int, *, threads: int = 1) -> VectorEnv[Any,
 
     Raises:
         ValueError: If the id is unknown (the nearest are named), it has no time limit, or its
-            spaces do not fit.
+            spaces do not fit; or its module must not be imported (`pbcrl.env_modules`).
     """
-    module, _, plain_id = env_id.rpartition(":")
+    plain_id = import_env(env_id, by_user=False)
     try:
-        if module:
-            _import_from_here(module)
         spec = gym.spec(plain_id)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            "--env-id 'module:Id-v0' imports the module, from this folder or an installed package, "
-            f"got {env_id!r} ({error}); run in the folder of the module, or install what is missing"
-        ) from error
     except gym.error.Error as error:
         near = difflib.get_close_matches(plain_id, list(gym.registry), n=3, cutoff=0.4)
         ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
@@ -88,18 +81,18 @@ def make_envs(env_id: str, num_envs: int, *, threads: int = 1) -> VectorEnv[Any,
     return envs
 
 
-def _import_from_here(module: str) -> None:
-    """Import a user's module from where they work: a script's path starts with its own folder."""
-    if (Path.cwd() / "args.json").exists():
-        raise ValueError(
-            f"--env-id must not name a module inside a run's folder, but {module} would be looked "
-            f"for in {Path.cwd()}, which holds a run; work in the folder of your modules"
-        )
-    # Nor may our scripts, evaluate.py for instance, hide a package of that name.
-    ours = Path(__file__).parents[1]
-    others = (path for path in sys.path if Path(path).resolve() != ours)
-    sys.path[:] = dict.fromkeys([os.getcwd(), *others])
-    importlib.import_module(module)
+def import_env(env_id: str, *, by_user: bool) -> str:
+    """Import the module of an env id, and return the id without it; see `registered`.
+
+    Args:
+        env_id: As `make_envs` takes it.
+        by_user: It is from the command line, not from a file.
+    """
+    if ":" in env_id:
+        # A script's path starts with its own folder: evaluate.py may hide a package of that name.
+        ours = Path(__file__).parents[1]
+        sys.path[:] = [path for path in sys.path if Path(path).resolve() != ours]
+    return registered(env_id, by_user=by_user)
 
 
 def start_episodes(envs: VectorEnv[Any, Any, Any], *, seed: int, num_steps: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import tyro
 from gymnasium.error import DependencyNotInstalled
 
 from pbcrl.errors import PbcrlError
+from pbcrl_script_utils.envs import import_env
 from pbcrl_script_utils.recipes import recipe_lines, recipe_of
 from pbcrl_script_utils.resume import resumed, stored_args
 from pbcrl_script_utils.run import command_of
@@ -47,7 +48,7 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     names = {field.name for field in fields(args_type)}
     if "resume" not in names:  # it trains nothing
         return tyro.cli(args_type, args=words, prog=prog)
-    what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
+    what = _what(words, prog)
     if what.resume is not None:
         stored = stored_args(args_type, Path(what.resume), script=script)
         return resumed(stored, tyro.cli(args_type, args=words, default=stored, prog=prog))
@@ -66,6 +67,11 @@ def parse(args_type: type[Any], words: list[str]) -> Any:
     return tyro.cli(args_type, args=words, default=default, prog=prog, description=about)
 
 
+def _what(words: list[str], prog: str = "") -> _What:
+    what, _ = tyro.cli(_What, args=words, return_unknown_args=True, add_help=False, prog=prog)
+    return what
+
+
 def _wrapped(text: str) -> str:
     """Fit a module's docstring into the terminal; tyro would join lines that are not indented."""
     width = min(100, shutil.get_terminal_size().columns)
@@ -76,8 +82,12 @@ def _wrapped(text: str) -> str:
 
 def main(train: Callable[[Any], Any], args_type: type[Any], argv: list[str] | None = None) -> None:
     """Parse the arguments and train; errors that a user can fix are one line, not a traceback."""
+    words = sys.argv[1:] if argv is None else argv
     try:
-        train(parse(args_type, sys.argv[1:] if argv is None else argv))
+        args = parse(args_type, words)
+        if env_id := _what(words).env_id:  # not what a file says: the user has typed it
+            import_env(env_id, by_user=True)
+        train(args)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # what reads the output, such as `head`, has had enough

@@ -10,7 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 from pbcrl import Trajectory, finished_trajectories
 from pbcrl.data.dataset import REPLAYS
 from pbcrl.data.label_log import trajectory_digest
+from pbcrl.errors import CorruptFileError
 from pbcrl.label.replay import Replay
 from pbcrl.recorder import discarded_envs
 from pbcrl.storage import unwritable, write_all
@@ -126,7 +127,9 @@ class Replays:
             return None
         file, start, size = place
         file.seek(start)
-        return Replay.from_bytes(file.read(size))
+        with suppress(CorruptFileError):  # it is shown as curves
+            return Replay.from_bytes(file.read(size))
+        return None
 
     def sync(self) -> None:
         """Put on disk what was added, so that a power cut does not take it."""

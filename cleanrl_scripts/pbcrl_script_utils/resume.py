@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,6 +38,32 @@ def read_args(folder: Path) -> dict[str, Any]:
     return stored
 
 
+def check_layers(folder: Path, args: Mapping[str, Any]) -> None:
+    """Refuse hidden layers that the weights of a run cannot have, before memory is taken for them.
+
+    Args:
+        folder: The run's.
+        args: Of `read_args`.
+
+    Raises:
+        StorageError: If the layers need more weights than the run's files can hold.
+    """
+    sizes = args.get("hidden_sizes", [])
+    if not isinstance(sizes, list) or not all(type(size) is int and size > 0 for size in sizes):
+        raise StorageError(
+            f"hidden layers have whole numbers of units, but args.json of {folder} has "
+            f"{sizes!r:.99}; restore that file"
+        )
+    needed = max([*sizes, sum(one * next_one for one, next_one in pairwise(sizes))], default=0)
+    files = (folder / name for name in ("agent.safetensors", "checkpoint.safetensors"))
+    held = max((file.stat().st_size // 4 for file in files if file.exists()), default=needed)
+    if needed > held:
+        raise StorageError(
+            f"a run's layers have the sizes of its weights, but those in args.json of {folder} "
+            f"need {needed} weights or more, and its files can hold {held}; restore args.json"
+        )
+
+
 def is_finished(folder: Path) -> bool:
     """Whether a run has written its summary; an empty or torn file is no summary."""
     try:
@@ -64,6 +91,7 @@ def stored_args(args_type: type[ArgsT], folder: Path, *, script: str) -> ArgsT:
             f"--resume takes a run of {script}.py, {folder} holds one of another script; use that"
         )
     stored.pop("made_by", None)
+    check_layers(folder, stored)
     names = {field.name for field in dataclasses.fields(args_type)}  # type: ignore[arg-type]
     if unknown := sorted(set(stored) ^ names):
         raise StorageError(
@@ -97,15 +125,25 @@ def resumed(stored: ArgsT, given: ArgsT) -> ArgsT:
         )
     total, wanted = (args.get("total_timesteps", 0) for args in (then, now))
     changed = {name: now[name] for name in SHOWN & set(now)}
-    if wanted == total and is_finished(folder):
-        raise ValueError(
-            f"--resume takes a run that was cut off, but {folder} is finished; "
-            f"{'extend it by a larger --total-timesteps, or ' if total else ''}start another"
-        )
-    if wanted != total:
+    if wanted == total:
+        check_unfinished(folder, extendable=bool(total))
+    else:
         _check_extension(folder, stored, wanted=wanted)
         changed |= _extended(then, wanted)
     return dataclasses.replace(stored, **changed)  # type: ignore[type-var]
+
+
+def check_unfinished(folder: Path, *, extendable: bool) -> None:
+    """Refuse to go on with a finished run as it is.
+
+    Raises:
+        ValueError: If it is finished.
+    """
+    if is_finished(folder):
+        raise ValueError(
+            f"--resume takes a run that was cut off, but {folder} is finished; "
+            f"{'extend it by a larger --total-timesteps, or ' if extendable else ''}start another"
+        )
 
 
 def _check_extension(folder: Path, stored: Any, *, wanted: int) -> None:

@@ -33,6 +33,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 import pbcrl
+from pbcrl.env_modules import env_id_flag
 from pbcrl.errors import PbcrlError, StorageError
 from pbcrl.export.policy import POLICY_FILE
 from pbcrl.metrics import REPORT
@@ -46,6 +47,7 @@ from pbcrl_script_utils.door import (
     unmeasurable_limit,
 )
 from pbcrl_script_utils.recipes import recipe_lines
+from pbcrl_script_utils.resume import check_unfinished, read_args
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.verdict import limit_verdicts, multiplier_verdict, plus_minus, verdict
 from pbcrl_script_utils.video import animated, check_film
@@ -97,6 +99,12 @@ class Run:
                 f"give another --run-name, or go on with it by --resume {self.folder}"
             )
         self._lock = FolderLock(self.folder)
+        if args.resume is not None:
+            try:
+                self._check_unfinished()
+            except BaseException:
+                self._lock.release()
+                raise
         remove_leftovers(self.folder)
         kept, source = self.folder / f"{name}.py", Path(script).read_bytes()
         is_changed = kept.exists() and kept.read_bytes() != source
@@ -119,6 +127,13 @@ class Run:
         self._stage: tuple[str, float] | None = None  # its name, and when it began
         if args.resume is not None and is_changed:
             self.warn(f"{name}.py has changed since the run began; it goes on with the new one")
+
+    def _check_unfinished(self) -> None:
+        """Once more under the lock: another process may have finished the run meanwhile."""
+        total = getattr(self._args, "total_timesteps", 0)
+        if read_args(self.folder).get("total_timesteps", 0) != total:
+            return  # it is to be extended
+        check_unfinished(self.folder, extendable=bool(total))
 
     def __enter__(self) -> Run:
         return self
@@ -365,10 +380,13 @@ class Run:
         print_groups(summary)
         for line in [*limit_verdicts(summary), *of_multiplier]:
             self.say(line)
+        named = env_id_flag(self._args.env_id)
         if _has_content(self.folder / "agent.safetensors"):
-            self.say(f"play it again: {command_of('evaluate', self.folder)}")
+            self.say(f"play it again: {command_of('evaluate', self.folder, *named)}")
         if _has_content(self.folder / POLICY_FILE) and self._cost_limit != math.inf:
-            self.say(f"how often is it unsafe, at most: {command_of('certify', self.folder)}")
+            self.say(
+                f"how often is it unsafe, at most: {command_of('certify', self.folder, *named)}"
+            )
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
     def _slow_multiplier(self) -> str | None:
@@ -414,7 +432,8 @@ class Run:
         kept = [file for file in _PAID_FOR if _has_content(self.folder / file)]
         why = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
-        command = command_of(self._script, "--resume", self.folder)
+        named = env_id_flag(self._args.env_id)
+        command = command_of(self._script, "--resume", self.folder, *named)
         self.say(f"go on with: {command}")
 
 

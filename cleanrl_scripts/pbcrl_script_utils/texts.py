@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from pbcrl import Query, SyntheticOracle, Trajectory
-from pbcrl.errors import LabelError
+from pbcrl.errors import LabelError, NonFiniteError
 from pbcrl.llm.cost_head import fit_cost_head, score
 from pbcrl.llm.text import TextPair, helpfulness, read_pairs
 from pbcrl_envs.tokens import TokenTask
@@ -120,10 +120,20 @@ class Scorer:
         return cls(load_model(kind, folder, tokenizer, args.device), tokenizer, args)
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray:
-        """Return a cost or reward of each response, (B,)."""
+        """Return a cost or reward of each response, (B,).
+
+        Raises:
+            NonFiniteError: If one is NaN or infinite: then the model has diverged.
+        """
         args = self.args
         options = {"chunk_size": args.chunk_size, "max_length": args.max_length}
-        return score(self.model, self.tokenizer, prompts, responses, **options)
+        scores = score(self.model, self.tokenizer, prompts, responses, **options)
+        if not np.isfinite(scores).all():
+            raise NonFiniteError(
+                "a cost or reward model must return finite numbers, but some are NaN or infinite: "
+                f"it has diverged at a --cost-lr of {args.cost_lr:g}; lower it"
+            )
+        return scores
 
     def fit(self, pairs: Sequence[TextPair], **options: Any) -> None:
         """Train it, `options` are those of `fit_cost_head`."""

@@ -580,9 +580,15 @@ def _map_shard(folder: Path, number: int, manifest: _Manifest) -> dict[str, NDAr
             file.seek(0)
             header_bytes = int.from_bytes(file.read(8), "little")
             header = file.read(min(header_bytes, _MAX_HEADER_BYTES))
-        data = np.memmap(path, np.uint8, mode="r")[8 + header_bytes :]
     except OSError as error:
         raise unreadable(path, error) from error
+    try:
+        # Unlike np.memmap it keeps no file open: a run has a dataset per labelling round.
+        whole = torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        raise unreadable(path, OSError(str(error))) from error
+    whole.flags.writeable = False
+    data = whole[8 + header_bytes :]
     mapped = {}
     with described_by(path):
         about = json.loads(header)

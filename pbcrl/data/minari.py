@@ -6,24 +6,38 @@ Minari's own format is written, HDF5 with one group per episode; the true cost o
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from pbcrl.spaces import action_rows, obs_rows, obs_shape_of
+from pbcrl.errors import StorageError
+from pbcrl.spaces import act_dim_of, action_rows, obs_rows, obs_shape_of
+from pbcrl.storage import corrupt, described_by
 from pbcrl.trajectory import Trajectory, require_outcomes
 
 try:
+    import h5py
     import minari
     from minari.data_collector import EpisodeBuffer
+    from minari.storage import get_dataset_path
+
+    from pbcrl.data._hdf5 import check_claims
 except ImportError as error:
     raise ImportError(
         f"Minari's datasets need minari, h5py and Pillow, but {error}; pip install 'pbcrl[minari]'"
     ) from error
+
+_MAIN = "main_data.hdf5"
+"""Minari's name for the episodes of a dataset in HDF5; those in Arrow have another."""
+_MOST_NUMBERS = 1_000_000  # of a step; a space is one line of JSON, and may claim any
 
 
 def to_minari(
@@ -89,6 +103,43 @@ def to_minari(
     )
 
 
+def open_minari(folder: str | os.PathLike[str]) -> Any:
+    """Open a Minari dataset by its folder, after a look at how many episodes it claims.
+
+    Args:
+        folder: Of `metadata.json` and of the episodes, usually called "data".
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        StorageError: If there is none.
+        CorruptFileError: If its description is damaged.
+    """
+    folder = Path(folder)
+    if not (folder / "metadata.json").is_file():
+        raise StorageError(
+            f"a Minari dataset has a folder with metadata.json, but {folder} has none; download "
+            "it, or correct the name"
+        )
+    with described_by(folder):
+        episodes = json.loads((folder / "metadata.json").read_bytes())["total_episodes"]
+        if (main := folder / _MAIN).exists():
+            with h5py.File(main, "r") as file:
+                if not 0 <= episodes <= len(file):
+                    raise ValueError(f"{episodes} episodes, of which {len(file)} are there")
+        return minari.MinariDataset(folder)
+
+
+def _episodes(dataset: Any, folder: Path) -> Iterator[Any]:
+    """The episodes of a dataset, whose files may be anything."""
+    with described_by(folder):
+        if (main := folder / _MAIN).exists():
+            with h5py.File(main, "r") as file:
+                check_claims(main, file)
+        yield from dataset.iterate_episodes()
+
+
 def from_minari(dataset: Any) -> list[Trajectory]:
     """Read a Minari dataset; observations and actions become rows, as by `pbcrl.spaces`.
 
@@ -103,18 +154,28 @@ def from_minari(dataset: Any) -> list[Trajectory]:
         whose first is then the reset's.
 
     Raises:
-        ValueError: If a space has no fixed length, an episode does not fit its space, costs are
-            not one number per step, or some episodes have costs and others none.
+        ValueError: If a space has no fixed length, costs are not one number per step, or some
+            episodes have costs and others none.
+        StorageError: If there is no such dataset.
+        CorruptFileError: If its files are damaged, claim more memory than files of their size can
+            hold, or an episode does not fit its space.
         NonFiniteError: If a number is NaN or infinite.
     """
     if isinstance(dataset, str):
-        dataset = minari.load_dataset(dataset)
+        dataset = open_minari(get_dataset_path(dataset) / "data")
+    folder = Path(dataset.storage.data_path)
     obs_space, action_space = dataset.observation_space, dataset.action_space
     shape, found, num_clipped = obs_shape_of(obs_space), [], 0
-    for episode in dataset.iterate_episodes():
-        steps = len(episode.rewards)
-        rows = obs_rows(obs_space, episode.observations, num_envs=steps + 1)
-        obs = rows.reshape(-1, *shape)
+    most = max(math.prod(shape), act_dim_of(action_space))
+    if most > _MOST_NUMBERS:
+        raise corrupt(folder, f"its spaces claim {most} numbers per step")
+    for episode in _episodes(dataset, folder):
+        with described_by(folder):
+            steps = len(episode.rewards)
+            rows = obs_rows(obs_space, episode.observations, num_envs=steps + 1)
+            obs = rows.reshape(-1, *shape)
+            actions = action_rows(action_space, episode.actions, num_envs=steps)
+            terminated = bool(np.ravel(episode.terminations)[-1])
         infos = episode.infos or {}
         costs: NDArray[Any] | None = None
         if "cost" in infos:
@@ -126,7 +187,6 @@ def from_minari(dataset: Any) -> list[Trajectory]:
                     f"shape {costs.shape}; sum or split them to the steps"
                 )
             costs = costs.ravel()[-steps:]
-        actions = action_rows(action_space, episode.actions, num_envs=steps)
         if isinstance(action_space, Box):
             low, high = (
                 bound.ravel().astype(np.float32) for bound in (action_space.low, action_space.high)
@@ -135,16 +195,8 @@ def from_minari(dataset: Any) -> list[Trajectory]:
             outside = ((actions < low) | (actions > high)) & np.isfinite(actions)
             actions = np.where(outside, np.clip(actions, low, high), actions)
             num_clipped += int(outside.any(axis=1).sum())
-        found.append(
-            Trajectory(
-                obs[:-1],
-                actions,
-                costs,
-                episode.rewards,
-                bool(episode.terminations[-1]),
-                obs[-1],
-            )
-        )
+        with described_by(folder):
+            found.append(Trajectory(obs[:-1], actions, costs, episode.rewards, terminated, obs[-1]))
     if len({one.costs is None for one in found}) > 1:
         raise ValueError(
             "all episodes of a dataset have costs or none has, but in "

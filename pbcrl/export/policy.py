@@ -54,7 +54,8 @@ class Policy:
 
     Raises:
         UnsupportedError: If the network has other layers.
-        ValueError: If the sizes do not fit each other.
+        ValueError: If the sizes do not fit each other, `low` is above `high`, or `obs_var` is
+            negative.
     """
 
     def __init__(
@@ -83,6 +84,12 @@ class Policy:
                     f"{name} must have the shape {(size,)} that the network has, got "
                     f"{tuple(tensor.shape)}; give the one that it was trained with"
                 )
+        if not (low <= high).all() or not (obs_var >= 0).all():
+            raise ValueError(
+                "a policy needs low <= high and obs_var >= 0, none of them NaN, got "
+                f"low={low.tolist()}, high={high.tolist()}, obs_var={obs_var.tolist()}; give those "
+                "that it was trained with"
+            )
 
     @torch.no_grad()
     def __call__(self, obs: ArrayLike, *, rng: np.random.Generator | None = None) -> FloatArray:
@@ -169,7 +176,8 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
         path: A run's folder, or a file.
 
     Raises:
-        StorageError: If there is no such file, or it is damaged, of another version or kind.
+        StorageError: If there is no such file, it is damaged, of another version or kind, or a
+            weight in it is NaN or infinite.
     """
     path = Path(path)
     if path.is_dir():
@@ -180,7 +188,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
                 "of a run with a checkpoint. One whose agent was edited to have layers other "
                 f"than {', '.join(_LAYERS)}, or to act in another way, is played by evaluate.py"
             )
-    tensors, meta = load_tensors(path, kind=_KIND)
+    tensors, meta = load_tensors(path, kind=_KIND, finite=True)
     with described_by(path):
         return Policy.from_state({"tensors": tensors, "meta": meta})
 

@@ -4,26 +4,21 @@ The page opens in a browser, on this machine alone. `FOLDER/intro.md`, if there 
 words of the task what counts as unsafe.
 """
 
-from __future__ import annotations
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
+    # `python -m` looks for every module in the working directory first, which may be the label
+    # folder, and this from somebody else.
+    del sys.path[0]
 
 import argparse
-import getpass
-import math
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pbcrl.errors import PbcrlError
-from pbcrl.label.export import agreement, disagreements, export
-from pbcrl.label.server import serve
-from pbcrl.label.store import STORE, LabelStore, checked_name, hold_folder
-from pbcrl.label.terminal import ask_at_terminal, printable
+if TYPE_CHECKING:
+    from pbcrl.label.store import LabelStore
 
 
 def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") -> None:
@@ -45,7 +40,24 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
         help="of this machine in a network whose people answer; unencrypted, and whoever has the "
         "printed link can see and answer all questions; default: this machine alone",
     )
+    parser.add_argument(
+        "--env-id",
+        action="append",
+        default=[],
+        metavar="MODULE:ID",
+        help="of an env whose clips are drawn and whose module is your own: it is imported from "
+        "the working directory; installed ones need not be named",
+    )
     args = parser.parse_args(argv)
+    # Not above: --help need not wait for them.
+    import getpass
+
+    from pbcrl.errors import PbcrlError
+    from pbcrl.label.export import export
+    from pbcrl.label.server import serve
+    from pbcrl.label.store import LabelStore, checked_name, hold_folder
+    from pbcrl.label.terminal import ask_at_terminal, printable
+
     if not args.folder.is_dir():
         raise SystemExit(f"error: there is no folder {args.folder}; name that of a FolderOracle")
     try:
@@ -66,6 +78,7 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
                     listen=args.listen,
                     port=args.port,
                     annotator=name,
+                    env_ids=args.env_id,
                     browse=not args.no_browser,
                 )
     except (PbcrlError, OSError, ValueError) as error:
@@ -73,13 +86,19 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
 
 
 @contextmanager
-def _store_to_read(folder: Path) -> Iterator[LabelStore]:
+def _store_to_read(folder: Path) -> "Iterator[LabelStore]":
     """A folder's store; of one that cannot be written, a copy, since SQLite writes while it reads.
 
     Raises:
         StorageError: If there is no store.
         OSError: If it cannot be copied.
     """
+    import os
+    import shutil
+    from tempfile import TemporaryDirectory
+
+    from pbcrl.label.store import STORE, LabelStore
+
     writable = os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
     with TemporaryDirectory() as copy:
         if not writable and (folder / STORE).exists():
@@ -93,7 +112,14 @@ def _store_to_read(folder: Path) -> Iterator[LabelStore]:
             store.close()
 
 
-def _print_agreement(store: LabelStore) -> None:
+def _print_agreement(store: "LabelStore") -> None:
+    import math
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from pbcrl.label.export import agreement, disagreements
+
     for name, value in agreement(store).items():
         print(f"{name:<32} {'too few answers' if math.isnan(value) else f'{value:.3f}'}")
     for name, events in disagreements(store):

@@ -19,6 +19,7 @@ import numpy as np
 
 from pbcrl.buffer import Pairs
 from pbcrl.data.label_log import check_left, checked_budget, trajectory_digest
+from pbcrl.env_modules import env_id_flag
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.standing import Kind
@@ -86,6 +87,7 @@ class FolderOracle:
         self._submitted = 0
         self._open: dict[int, int] = {}  # the store's number of each that waits, by ours
         self._labels: dict[int, AnyLabel] = {}
+        self._flag: list[str] = []  # by which whoever draws the clips names the env's module
         self._num_events = -1  # that `_labels` knows
         self._use(run)
 
@@ -213,6 +215,7 @@ class FolderOracle:
             shown = self._show(one)
             if isinstance(shown, Replay):
                 replays[digest] = shown.to_bytes()
+                self._flag = env_id_flag(shown.env_id)
             elif shown is not None:
                 draw_frames(self.folder, digest, shown, steps=len(one))
         return replays
@@ -227,9 +230,9 @@ class FolderOracle:
             if missing == 0 or now >= end:
                 return found
             if self._say is not None and answered != said[0] and now - said[1] >= 10:
+                command = " ".join(["python -m pbcrl.label", str(self.folder), *self._flag])
                 self._say(
-                    f"waiting for people: {answered} of {len(asked)} answered; the page: "
-                    f"python -m pbcrl.label {self.folder}"
+                    f"waiting for people: {answered} of {len(asked)} answered; the page: {command}"
                 )
                 said = answered, now
             time.sleep(min(self._poll_seconds, max(end - now, 0)))

@@ -17,9 +17,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numpy.typing import ArrayLike, NDArray
 
+from pbcrl.env_modules import registered
 from pbcrl.errors import MismatchError
 from pbcrl.label.arrays import pack, unpack
 from pbcrl.spaces import obs_rows
+from pbcrl.storage import described_by
 from pbcrl.trajectory import FloatArray, Trajectory
 
 Image = NDArray[np.uint8]
@@ -36,7 +38,8 @@ class Replay:
     """
 
     env_id: str
-    """As `gymnasium.make` takes it; "module:Id-v0" imports the module that registers it."""
+    """As `gymnasium.make` takes it; "module:Id-v0" imports the module that registers it, if that
+    is installed (`pbcrl.env_modules`)."""
     seed: int | None = None
     """The episode began with `reset(seed=seed)`."""
     rng: Mapping[str, Any] | None = None
@@ -80,14 +83,20 @@ class Replay:
         """The inverse of `to_bytes`, of bytes that may be anything.
 
         Raises:
-            Exception: Whatever Python and NumPy say of bytes that are no such replay.
+            CorruptFileError: If these are no such bytes, or they claim more than 256 MiB.
         """
-        arrays = unpack(data)
-        _check_about(arrays["about"].nbytes)
-        about = json.loads(bytes(arrays["about"]))
-        state = {k[6:]: array for k, array in arrays.items() if k.startswith("state/")}
-        before = arrays.get("before")
-        return cls(about["env_id"], about["seed"], about["rng"], state or None, before)
+        with described_by("a replay"):
+            arrays = unpack(data)
+            _check_about(arrays["about"].nbytes)
+            about = json.loads(bytes(arrays["about"]))
+            state = {k[6:]: array for k, array in arrays.items() if k.startswith("state/")}
+            before = arrays.get("before")
+            env_id, seed, rng = about["env_id"], about["seed"], about["rng"]
+            if not (isinstance(env_id, str) and isinstance(seed, int | None)):
+                raise TypeError(f"an env id {env_id!r} and a seed {seed!r}")
+            if not isinstance(rng, dict | None) or (before is not None and before.ndim != 2):
+                raise TypeError("a generator's state or actions of another kind")
+            return cls(env_id, seed, rng, state or None, before)
 
 
 def _check_about(num_bytes: int) -> None:
@@ -120,7 +129,7 @@ def replay_frames(
     """
     _, options = drawn_how(replay.env_id)
     env: gym.Env[Any, Any] = gym.make(
-        replay.env_id, render_mode="rgb_array", disable_env_checker=True, **options
+        registered(replay.env_id), render_mode="rgb_array", disable_env_checker=True, **options
     )
     try:
         yield from _frames(env, replay, trajectory, every)
@@ -139,7 +148,7 @@ def drawn_how(env_id: str) -> tuple[float, dict[str, Any]]:
     Raises:
         ValueError: If it cannot be drawn.
     """
-    env: gym.Env[Any, Any] = gym.make(env_id, disable_env_checker=True)
+    env: gym.Env[Any, Any] = gym.make(registered(env_id), disable_env_checker=True)
     metadata = env.metadata
     env.close()
     if "rgb_array" not in (metadata.get("render_modes") or []):

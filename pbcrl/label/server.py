@@ -24,7 +24,7 @@ import time
 import traceback
 import webbrowser
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, final
@@ -35,6 +35,7 @@ import numpy as np
 from pbcrl.data.label_log import label_to_json
 from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.clips import checked_clips, clip_of, missing, note_failure, open_clip
+from pbcrl.label.draw import command as draw_command
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.standing import Question
 from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
@@ -73,6 +74,7 @@ def serve(
     listen: str = "127.0.0.1",
     port: int = 0,
     annotator: str | None = None,
+    env_ids: Sequence[str] = (),
     browse: bool = True,
 ) -> None:
     """Serve the page until Ctrl-C.
@@ -82,12 +84,13 @@ def serve(
         listen: The address to listen on.
         port: 0 takes a free one.
         annotator: Who answers; None lets the page ask.
+        env_ids: "module:Id-v0" of envs whose module is not installed; it draws clips, too.
         browse: Open the page in a browser.
 
     Raises:
         OSError: If nothing can listen there.
     """
-    server = LabelServer(store, listen=listen, port=port, annotator=annotator)
+    server = LabelServer(store, listen=listen, port=port, annotator=annotator, env_ids=env_ids)
     print(f"the page: {server.url}", flush=True)
     if listen not in ("127.0.0.1", "localhost", "::1"):
         print(
@@ -112,6 +115,7 @@ class LabelServer(http.server.ThreadingHTTPServer):
         listen: The address to listen on.
         port: 0 takes a free one.
         annotator: Who answers; None lets the page ask.
+        env_ids: "module:Id-v0" of envs whose module is not installed; it draws clips, too.
     """
 
     daemon_threads = True
@@ -124,6 +128,7 @@ class LabelServer(http.server.ThreadingHTTPServer):
         listen: str = "127.0.0.1",
         port: int = 0,
         annotator: str | None = None,
+        env_ids: Sequence[str] = (),
     ) -> None:
         checked_clips(store.folder)
         self.address_family = socket.AF_INET6 if ":" in listen else socket.AF_INET
@@ -142,7 +147,7 @@ class LabelServer(http.server.ThreadingHTTPServer):
             names |= set(socket.gethostbyname_ex(host)[2])
         # A name of somebody else's that resolves to this machine is none of these.
         self.hosts = {f"{name.lower()}:{self.server_port}" for name in names}
-        self.clips = _ClipMaker(store)
+        self.clips = _ClipMaker(store, env_ids)
 
     def server_close(self) -> None:
         """Close the socket, and end the process that draws."""
@@ -559,8 +564,8 @@ class _ClipMaker:
     then after ever longer: ffmpeg, or memory, may be there again.
     """
 
-    def __init__(self, store: LabelStore) -> None:
-        self._store = store
+    def __init__(self, store: LabelStore, env_ids: Sequence[str]) -> None:
+        self._store, self._env_ids = store, env_ids
         self.missing = missing()
         """What must be installed before anything is drawn; None if it is."""
         self._wanted: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
@@ -638,7 +643,7 @@ class _ClipMaker:
     def _draw(self, digest: str) -> None:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pbcrl.label.draw", str(self._store.folder)],
+                draw_command(self._store.folder, self._env_ids),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

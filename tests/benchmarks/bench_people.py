@@ -29,6 +29,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 
+import field  # noqa: F401 registers
 from bench_label import Page
 from bench_minutes import SECONDS
 from evaluate import load_agent
@@ -152,7 +153,7 @@ def train_and_certify(folder: Path, seed: int, args: Args) -> None:
         *("--label-folder", str(questions), "--runs-dir", str(folder), "--run-name", "run"),
     ]
     kinds = answered(train, questions, folder / "log", args, rng)
-    certify = [str(SCRIPTS / "certify.py"), str(run)]
+    certify = [str(SCRIPTS / "certify.py"), str(run), "--env-id", ENV_ID]
     kinds += answered(certify, run / "certificate", folder / "certify.log", args, rng)
     pair = 2 * SECONDS["marks"] if args.marks else SECONDS["pairs"]
     seconds = sum(SECONDS["grids"] if kind == "grid" else pair for kind in kinds)

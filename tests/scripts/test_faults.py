@@ -18,8 +18,11 @@ from pbcrl.errors import NonFiniteError, StorageError
 from pbcrl.storage import FolderLock, load_tensors, save_tensors
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils import main
+from pbcrl_script_utils.envs import import_env
+from pbcrl_script_utils.launch import parse
 
-from .conftest import SCRIPTS, load_edited
+from ..damage import little_memory
+from .conftest import SCRIPTS, load, load_edited
 from .runs import (
     assert_same_run,
     cut_off,
@@ -255,33 +258,129 @@ def test_an_env_that_raises_is_one_line_with_the_name_of_the_error(scripts, tmp_
         main(scripts.ppo_lag.train, scripts.ppo_lag.Args, command)
 
 
+def test_a_run_that_is_finished_while_another_process_waits_for_it_stays_as_it_is(
+    scripts, tmp_path, monkeypatch
+):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    waiting = parse(module.Args, ["--resume", str(folder)])
+    resume(module, folder)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    for _ in range(2):  # and the lock is free again
+        with pytest.raises(ValueError, match=f"cut off, but {folder} is finished; extend it by"):
+            module.train(waiting)
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+@pytest.mark.parametrize("sizes", [[10**9], [10**5, 10**5], [1e9], [-1]])
+def test_layers_that_args_json_claims_take_no_memory(scripts, tmp_path, monkeypatch, sizes):
+    module, folder = scripts.ppo_lag, tmp_path / "run"
+    cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
+    stored = json.loads((folder / "args.json").read_text())
+    (folder / "args.json").write_text(json.dumps(stored | {"hidden_sizes": sizes}))
+    for use in (
+        lambda: resume(module, folder),
+        lambda: scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), threads=1)),
+    ):
+        with (
+            pytest.raises(StorageError, match=r"restore (args\.json|that file)"),
+            little_memory(512),
+        ):
+            use()
+
+
 # -- Code ------------------------------------------------------------------------------------------
+
+
+EXECUTED = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
 
 
 def forge(folder, env_id):
     """What somebody may hand over as a run: code beside it, and files that name that code."""
-    (folder / "helper.py").write_text("open('executed', 'w')")
+    (folder / "helper.py").write_text(EXECUTED)
     args = json.loads((folder / "args.json").read_text()) | {"env_id": env_id, "cost_limit": 5.0}
     (folder / "args.json").write_text(json.dumps(args))
-    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent")
-    meta |= {"env_id": env_id}
-    save_tensors(folder / "agent.safetensors", kind="agent", tensors=tensors, meta=meta)
+    for file, kind in [("agent.safetensors", "agent"), ("policy.safetensors", "policy")]:
+        tensors, meta = load_tensors(folder / file, kind=kind)
+        save_tensors(folder / file, kind=kind, tensors=tensors, meta=meta | {"env_id": env_id})
 
 
-def test_code_in_a_runs_folder_is_not_imported_from_within_it(scripts, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("env_id", "place"),
+    [
+        ("helper:PointHazards-v0", "run"),
+        ("run.helper:PointHazards-v0", "."),
+        ("helper:PointHazards-v0", "/"),
+    ],
+)
+def test_no_command_imports_code_that_lies_in_a_runs_folder(
+    scripts, tmp_path, monkeypatch, env_id, place
+):
     module, folder = scripts.ppo_lag, tmp_path / "run"
     cut_off(module, small_ppo_lag(scripts, tmp_path), after=1, monkeypatch=monkeypatch)
-    forge(folder, "helper:PointHazards-v0")
-    monkeypatch.chdir(folder)
+    forge(folder, env_id)
+    monkeypatch.chdir(tmp_path / place)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / place), *sys.path])  # as python -m has it
+    evaluate, certify = scripts.evaluate, load("certify")
     for use in (
-        lambda: resume(module, Path()),
         lambda: resume(module, folder),
-        lambda: scripts.evaluate.evaluate(scripts.evaluate.Args(".", cost_limit=5.0, threads=1)),
+        lambda: resume(module, Path(os.path.relpath(folder))),
+        lambda: evaluate.evaluate(evaluate.Args(str(folder), cost_limit=5.0, threads=1)),
+        lambda: certify.certify(certify.Args(str(folder), cost_limit=5.0, threads=1)),
     ):
-        with pytest.raises(ValueError, match=r"must not name a module inside a run's folder.*help"):
+        with pytest.raises(
+            ValueError, match=rf"from a file imports installed .* --env-id {env_id}"
+        ):
             use()
-    assert "helper" not in sys.modules
-    assert not (folder / "executed").exists()
+    assert not list(folder.glob("executed*"))
+
+
+@pytest.mark.slow
+def test_a_module_of_ones_own_is_named_again_to_go_on_with_a_run_and_to_play_it(
+    scripts, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "own_env.py").write_text("import pbcrl_envs\n" + EXECUTED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    env_id, module = "own_env:PointHazards-v0", scripts.ppo_lag
+    args = small_ppo_lag(scripts, tmp_path, env_id=env_id, cost_limit=5.0)
+    with pytest.raises(ValueError, match=f"say so in its folder: --env-id {env_id}"):
+        module.train(args)
+    import_env(env_id, by_user=True)  # as a command line has it
+    (tmp_path / "executed").unlink()
+    cut_off(module, args, after=1, monkeypatch=monkeypatch)
+    assert f"--resume {tmp_path / 'run'} --env-id {env_id}\n" in capsys.readouterr().out
+    for command in (
+        ["ppo_lag.py", "--resume", "run"],
+        ["evaluate.py", "run", "--episodes", "2"],
+        ["certify.py", "run", "--episodes", "2"],
+    ):
+        for more in ([], ["--env-id", env_id]):
+            script, *words = command
+            done = subprocess.run(
+                [sys.executable, str(SCRIPTS / script), *words, *more],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode == 0) == bool(more), done.stderr[-2000:]
+            assert Path("executed").exists() == bool(more)
+        Path("executed").unlink()
+        if script == "ppo_lag.py":
+            said = done.stdout
+            assert f"evaluate.py run --env-id {env_id}\n" in said
+            assert f"certify.py run --env-id {env_id}\n" in said
+
+
+def test_an_interpreter_in_a_runs_folder_is_not_run(scripts, tmp_path, monkeypatch):
+    """By default --upstream takes one below the working directory."""
+    python = tmp_path / ".venv-parity" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (tmp_path / "args.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no program that lies with data"):
+        scripts.evaluate.play_upstream(scripts.evaluate.Args("."), None, "SafetyPointGoal1-v0")
 
 
 def test_a_script_that_differs_in_one_byte_is_not_executed_unless_it_is_trusted(
