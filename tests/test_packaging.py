@@ -64,7 +64,10 @@ def packages_loaded_by(imports):
 @pytest.mark.parametrize(
     ("package", "needs"),
     [
-        ("pbcrl", "numpy, torch, gymnasium.vector, gymnasium.wrappers, safetensors.torch"),
+        (
+            "pbcrl",
+            "filelock, numpy, torch, gymnasium.vector, gymnasium.wrappers, safetensors.torch",
+        ),
         ("pbcrl_envs", "numpy, gymnasium.vector"),
         pytest.param("pbcrl_envs.toy", "numpy, gymnasium.vector", marks=needs_1_1),
         pytest.param("pbcrl_envs.driving", "numpy, gymnasium.vector", marks=needs_1_1),
