@@ -48,6 +48,22 @@ def test_every_folder_with_an_init_file_is_listed_as_a_package_once():
     assert sorted(listed) == sorted(packages_on_disk())
 
 
+def test_a_remedy_that_names_an_extra_names_one_that_exists_and_installs_what_is_missing():
+    """Who lacks pyarrow need not install a language model's libraries, nor twice the same thing."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = dict(re.findall(r"^(\w+) = (\[.*?\])", text, flags=re.MULTILINE | re.DOTALL))
+    files = [path for top in INSTALLED for path in (ROOT / top).rglob("*.py")]
+    found = {
+        extra
+        for path in files
+        for names in re.findall(r"pbcrl\[([\w,]+)\]'", path.read_text(encoding="utf-8"))
+        for extra in names.split(",")
+    }
+    assert len(found) > 8
+    assert found <= set(extras)
+    assert extras["parquet"] == '["pyarrow>=16.1"]'
+
+
 needs_1_1 = pytest.mark.skipif(
     not hasattr(gymnasium.vector, "AutoresetMode"),
     reason="the batched tasks need the autoreset modes of Gymnasium 1.1",

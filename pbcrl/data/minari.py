@@ -6,6 +6,7 @@ Minari's own format is written, HDF5 with one group per episode; the true cost o
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -21,8 +22,11 @@ try:
     import minari
     from minari.data_collector import EpisodeBuffer
 except ImportError as error:
+    remedy = "pip install 'pbcrl[minari]'"
+    if sys.version_info < (3, 11):  # up to 0.5.3 it writes every image as a JPEG
+        remedy = "Minari 0.5.4, the first that keeps images as they are, needs Python 3.11 or later"
     raise ImportError(
-        f"Minari's datasets need minari, h5py and Pillow, but {error}; pip install 'pbcrl[minari]'"
+        f"Minari's datasets need minari, h5py and Pillow, but {error}; {remedy}"
     ) from error
 
 
