@@ -165,8 +165,8 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
     if not python.exists():
         raise ValueError(
             "--upstream needs a Python with the real Safety-Gymnasium, whose Gymnasium this "
-            f"environment cannot have; there is none at {python}; name one with --upstream-python, or "
-            f"{INSTALL}"
+            f"environment cannot have; there is none at {python}; name one with --upstream-python, "
+            f"or {INSTALL}"
         )
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"

@@ -30,9 +30,9 @@ _SUPPORTED = {
 """The versions that work, by their first numbers; the package asks for more than it needs."""
 INSTALL = (
     "install it in an environment of Python 3.10 or 3.11 that has pbcrl: pip install "
-    "gymnasium==0.28.1 mujoco==2.3.3 'numpy<2' gymnasium-robotics==1.2.2 pyyaml xmltodict, then pip "
-    "install --no-deps safety-gymnasium==1.0.0, whose own pins need not be kept (`make parity-env`, "
-    "in a checkout of pbcrl, builds one in .venv-parity)"
+    "gymnasium==0.28.1 mujoco==2.3.3 'numpy<2' gymnasium-robotics==1.2.2 pyyaml xmltodict, then "
+    "pip install --no-deps safety-gymnasium==1.0.0, whose own pins need not be kept (in a checkout "
+    "of pbcrl, `make parity-env` builds one in .venv-parity)"
 )
 """How to have the real package."""
 
