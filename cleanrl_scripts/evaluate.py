@@ -29,6 +29,7 @@ from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.spaces import names_of
 from pbcrl.storage import load_tensors
+from pbcrl_envs.upstream import INSTALL
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
@@ -145,8 +146,8 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
     if not python.exists():
         raise ValueError(
             "--upstream needs a Python with the real Safety-Gymnasium, whose Gymnasium this "
-            f"environment cannot have; there is none at {python}; build it by `make parity-env`, "
-            "or name another with --upstream-python"
+            f"environment cannot have; there is none at {python}; name one with --upstream-python, "
+            f"or {INSTALL}"
         )
     if data := data_folder_of(python):
         raise ValueError(

@@ -493,6 +493,7 @@ def train(args: Args) -> Path:
                 finished += pbcrl.finished_trajectories(infos)
                 if rollout.done[t].any():
                     final_obs.append(np.stack(infos["final_obs"][rollout.done[t]]))
+                run.stepped(t)
             torch.set_num_threads(args.threads)
             new = utils.outcomes(finished)  # return and true cost, (E, 2)
             progress.ended = np.concatenate([progress.ended, new])

@@ -207,7 +207,8 @@ def _step(env: gymnasium.Env[Any, Any], action: Any, *, number: int) -> _Step:
     if not (isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], dict)):
         raise CostEnvError(
             "step must return (obs, reward, terminated, truncated, info) with a dict as info, got "
-            f"{_outline(answer)} on {where}; a separate cost goes into info['cost']"
+            f"{_outline(answer)} on {where}; a separate cost goes into info['cost'], where "
+            "pbcrl_envs.upstream.make puts that of the real Safety-Gymnasium"
         )
     obs, reward, terminated, truncated, info = answer
     _check_obs(where, obs, env.observation_space)

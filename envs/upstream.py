@@ -3,7 +3,7 @@
 The package pins Gymnasium 0.28.1 and MuJoCo 2.3.3 and does not import on Python 3.11; `make` brings
 it up there, and turns what `step` returns into Gymnasium's five values with `info["cost"]`. Nothing
 of what an episode consists of is changed. For comparisons with the native tasks, which cannot live
-in the same process: they need Gymnasium 1.1. `make parity-env` builds an environment for it.
+in the same process: they need Gymnasium 1.1. `INSTALL` says how to build an environment for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ _SUPPORTED = {
     "numpy": ("1",),
 }
 """The versions that work, by their first numbers; the package asks for more than it needs."""
-_REMEDY = (
-    "build a separate environment from .ci/parity-requirements.txt: in a clone of pbcrl, "
-    "`make parity-env` does so in .venv-parity"
+INSTALL = (
+    "install it in an environment of Python 3.10 or 3.11 that has pbcrl: pip install "
+    "gymnasium==0.28.1 mujoco==2.3.3 'numpy<2' gymnasium-robotics==1.2.2 pyyaml xmltodict, then "
+    "pip install --no-deps safety-gymnasium==1.0.0, whose own pins need not be kept (in a checkout "
+    "of pbcrl, `make parity-env` builds one in .venv-parity)"
 )
+"""How to have the real package."""
 
 
 def make(id: str, **kwargs: Any) -> gymnasium.Env[NDArray[np.float64], NDArray[np.float64]]:  # noqa: A002
@@ -78,12 +81,12 @@ def _check_versions() -> None:
         except PackageNotFoundError as error:
             raise ImportError(
                 f"the real Safety-Gymnasium needs {name} {' or '.join(prefixes)}, but {name} is "
-                f"not installed; {_REMEDY}"
+                f"not installed; {INSTALL}"
             ) from error
         if not any(f"{found}.".startswith(f"{prefix}.") for prefix in prefixes):
             raise ImportError(
                 f"the real Safety-Gymnasium needs {name} {' or '.join(prefixes)}, got {name} "
-                f"{found}; {_REMEDY}"
+                f"{found}; {INSTALL}"
             )
 
 

@@ -29,6 +29,12 @@ CLIPPED = (
     "silently; put {module}.ClipAction outside this wrapper to clip on purpose"
 )
 """What it warns of once; `module` is that of the kind of env."""
+NOT_FIVE = (
+    "step() returns (obs, reward, terminated, truncated, info), with the cost in info['cost'], but "
+    "this env's returns {count} values; envs of the real Safety-Gymnasium are made by "
+    "pbcrl_envs.upstream.make(id), others need a wrapper that puts the cost into the info"
+)
+"""What it says to an env that returns the cost as a value of its own."""
 RECORDED_TWICE = (
     "an env takes one preference-cost wrapper, or one RecordTrajectories, but one inside it "
     "records already, so that its info['cost'] is no true cost; wrap the single envs or the vector "

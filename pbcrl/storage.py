@@ -14,7 +14,6 @@ import json
 import os
 import re
 import stat
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
@@ -24,6 +23,7 @@ from weakref import WeakSet, finalize
 
 import safetensors.torch
 import torch
+from filelock import lock_descriptor
 from torch import Tensor
 
 from pbcrl.errors import (
@@ -290,9 +290,9 @@ def remove_leftovers(folder: Path) -> None:
 class FolderLock:
     """Admits one writer to a folder: a second one is refused, in this process or in another.
 
-    The lock is the system's (`flock`, on the file `.lock` in the folder). It is released with the
-    process, so that a killed one blocks nobody, and it is not inherited by child processes. Windows
-    and file systems that have no locks go without.
+    The lock is the system's, on the file `.lock` in the folder. It is released with the process, so
+    that a killed one blocks nobody, and it is not inherited by child processes. File systems that
+    have no locks go without.
 
     Args:
         folder: The folder; it is made if it is missing.
@@ -329,19 +329,15 @@ class FolderLock:
         self.release()
 
     def _lock(self, descriptor: int) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            is_free = lock_descriptor(descriptor, blocking=False)
+        except OSError:  # some network file systems
+            return
+        if not is_free:
             raise StorageError(
                 f"a folder has one writer at a time, but another one is at work in {self.folder}; "
                 "wait until it has finished, end it, or choose another folder"
-            ) from error
-        except OSError:  # some network file systems
-            return
+            )
 
 
 _locks: WeakSet[FolderLock] = WeakSet()

@@ -25,6 +25,7 @@ from pbcrl.cost_model import LearnedCost, require_learned_cost, warn_of_a_copy
 from pbcrl.recorder import (
     CLIPPED,
     NORMALISED,
+    NOT_FIVE,
     RECORDED_TWICE,
     RESET_FIRST,
     BoolArray,
@@ -146,7 +147,10 @@ class PreferenceCostWrapper(
 
         # An error from here on leaves the env in an unknown state: reset first.
         obs, self._obs = self._obs, None
-        next_obs, reward, terminated, truncated, env_info = self.env.step(action)
+        answer: tuple[Any, ...] = self.env.step(action)
+        if len(answer) != 5:
+            raise ValueError(NOT_FIVE.format(count=len(answer)))
+        next_obs, reward, terminated, truncated, env_info = answer
         next_rows = self._rows(next_obs)
         require_finite("obs", next_rows, step)
         given = np.asarray(reward)

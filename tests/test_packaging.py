@@ -1,7 +1,9 @@
 """What an installation holds, and what importing each of its two packages loads."""
 
+import email
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -46,6 +48,22 @@ def test_every_folder_with_an_init_file_is_listed_as_a_package_once():
     assert sorted(listed) == sorted(packages_on_disk())
 
 
+def test_a_remedy_that_names_an_extra_names_one_that_exists_and_installs_what_is_missing():
+    """Who lacks pyarrow need not install a language model's libraries, nor twice the same thing."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = dict(re.findall(r"^(\w+) = (\[.*?\])", text, flags=re.MULTILINE | re.DOTALL))
+    files = [path for top in INSTALLED for path in (ROOT / top).rglob("*.py")]
+    found = {
+        extra
+        for path in files
+        for names in re.findall(r"pbcrl\[([\w,]+)\]'", path.read_text(encoding="utf-8"))
+        for extra in names.split(",")
+    }
+    assert len(found) > 8
+    assert found <= set(extras)
+    assert extras["parquet"] == '["pyarrow>=16.1"]'
+
+
 needs_1_1 = pytest.mark.skipif(
     not hasattr(gymnasium.vector, "AutoresetMode"),
     reason="the batched tasks need the autoreset modes of Gymnasium 1.1",
@@ -62,7 +80,10 @@ def packages_loaded_by(imports):
 @pytest.mark.parametrize(
     ("package", "needs"),
     [
-        ("pbcrl", "numpy, torch, gymnasium.vector, gymnasium.wrappers, safetensors.torch"),
+        (
+            "pbcrl",
+            "filelock, numpy, torch, gymnasium.vector, gymnasium.wrappers, safetensors.torch",
+        ),
         ("pbcrl_envs", "numpy, gymnasium.vector"),
         pytest.param("pbcrl_envs.toy", "numpy, gymnasium.vector", marks=needs_1_1),
         pytest.param("pbcrl_envs.driving", "numpy, gymnasium.vector", marks=needs_1_1),
@@ -88,14 +109,16 @@ def built(tmp_path_factory):
     for name in INSTALLED:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, tmp_path / "src" / name, ignore=ignore)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / "src")
+    shutil.copy(ROOT / "CHANGELOG.md", tmp_path / "src")
+    released = {**os.environ, "GITHUB_REPOSITORY": "who/pbcrl", "GITHUB_REF_NAME": "v7"}
     source = [sys.executable, "-c", "import setuptools.build_meta as b; b.build_sdist('..')"]
-    subprocess.run(source, cwd=tmp_path / "src", capture_output=True, check=True)
+    subprocess.run(source, cwd=tmp_path / "src", env=released, capture_output=True, check=True)
     (sdist,) = tmp_path.glob("*.tar.gz")
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
     wheel = [sys.executable, "-m", "pip", "wheel", *offline, "-w", tmp_path, sdist]
-    build = subprocess.run(wheel, capture_output=True, text=True, check=False)
+    build = subprocess.run(wheel, env=released, capture_output=True, text=True, check=False)
     assert build.returncode == 0, build.stderr
     (path,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
@@ -153,6 +176,67 @@ def test_a_training_script_of_the_wheel_runs_by_its_command(built, tmp_path):
         assert run.returncode == 0, run.stderr
         assert said in run.stdout
     assert (tmp_path / "runs" / "run" / "ppo_lag.py").exists()
+
+
+# -- The page on PyPI ------------------------------------------------------------------------------
+
+
+def page_of(repository):
+    page = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")["page"]
+    return page((ROOT / "README.md").read_text(encoding="utf-8"), repository=repository, ref="v7")
+
+
+needs_renderer = pytest.mark.skipif(
+    find_spec("markdown_it") is None, reason="the page is rendered with markdown-it"
+)
+
+
+def rendered(markdown):
+    from markdown_it import MarkdownIt
+
+    html = MarkdownIt("commonmark").enable("table").render(markdown)
+    return re.findall(r'(?:href|src)="([^"]+)"', html), re.findall(r"<code[^>]*>(.*?)</code>", html)
+
+
+@needs_renderer
+def test_every_link_and_picture_of_the_page_on_pypi_leads_to_a_file_of_the_release():
+    home, (found, _) = "https://github.com/who/pbcrl/", rendered(page_of("who/pbcrl"))
+    assert f"{home}raw/v7/docs/images/demo.png" in found
+    assert f"{home}blob/v7/docs/results.md#the-cost-model" in found
+    assert len(found) > 15
+    for link in found:
+        kind, ref, file = link.partition("#")[0].removeprefix(home).split("/", 2)
+        assert (kind in ("raw", "blob"), ref) == (True, "v7")
+        assert (ROOT / file).is_file()
+
+
+@needs_renderer
+def test_a_page_that_knows_no_repository_has_no_link_into_it_and_says_the_same():
+    (found, code), (_, with_links) = rendered(page_of(None)), rendered(page_of("who/pbcrl"))
+    assert found == []
+    assert code == with_links
+    assert "Trees were run on the driving tasks so far" in page_of(None)
+
+
+def test_who_reads_the_page_on_pypi_installs_by_name():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert '\npip install ".[scripts,label]"\n' in readme
+    assert '\npip install "pbcrl[scripts,label]"\n' in page_of(None)
+
+
+@pytest.mark.slow
+@needs_setuptools
+def test_a_release_says_who_made_it_where_it_lies_and_on_which_pythons_it_runs(built):
+    path, _ = built
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        about = email.message_from_bytes(archive.read(name))
+    assert about["Author"] == "The pbcrl authors"
+    assert about["Requires-Python"] == "<3.14,>=3.10"
+    pythons = {f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)}
+    assert pythons <= set(about.get_all("Classifier"))
+    assert "Source, https://github.com/who/pbcrl" in about.get_all("Project-URL")
+    assert "(https://github.com/who/pbcrl/raw/v7/docs/images/demo.png)" in about.get_payload()
 
 
 # -- The command -----------------------------------------------------------------------------------

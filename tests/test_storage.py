@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import filelock
 import numpy as np
 import pytest
 import torch
@@ -301,6 +302,33 @@ def test_a_lock_is_released_with_its_process_even_if_a_forked_child_lives_on(tmp
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_hold_the_lock_and_leaves_it_to_its_parent_when_it_ends(tmp_path):
+    code = """
+import multiprocessing, sys
+from pbcrl.storage import FolderLock
+lock = FolderLock(sys.argv[1])
+def child(): print(lock.held, flush=True); lock.release()
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start(); process.join()
+print(lock.held, process.exitcode, flush=True)
+try: FolderLock(sys.argv[1])
+except Exception as error: print(type(error).__name__)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True", "0", "StorageError"]
+
+
+def test_the_lock_is_that_of_filelock_which_windows_has_too(tmp_path):
+    """Taken by the library alone, it is taken."""
+    with (
+        filelock.FileLock(tmp_path / ".lock"),
+        pytest.raises(StorageError, match="one writer at a time"),
+    ):
+        FolderLock(tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -199,3 +200,12 @@ def test_files_without_rows_missing_ones_and_other_endings_are_refused(tmp_path)
         read(tmp_path / "a.csv")
     with pytest.raises(ValueError, match="conflicts must be"):
         read(tmp_path / "a.jsonl", conflicts="ignore")
+
+
+def test_without_pyarrow_a_parquet_file_names_the_extra_that_has_no_language_model(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ValueError, match=r"pip install 'pbcrl\[parquet\]', or convert to \.jsonl"):
+        read_pairs(tmp_path / "a.parquet", rng=np.random.default_rng(0))

@@ -218,6 +218,18 @@ def test_a_step_after_the_end_is_passed_on_but_never_recorded():
     np.testing.assert_array_equal(play(env, [0.25, 0.75])[-1]["trajectory"].costs, [0.25, 0.75])
 
 
+def test_an_env_whose_step_returns_the_cost_as_a_sixth_value_is_named_with_the_remedy():
+    class SixValues(Counter):
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, info["cost"], terminated, truncated, info
+
+    env = PreferenceCostWrapper(SixValues(), linear_model())
+    env.reset()
+    with pytest.raises(ValueError, match=r"returns 6 values; .* pbcrl_envs\.upstream\.make\(id\)"):
+        env.step(act(1))
+
+
 def test_a_step_before_any_reset_is_refused():
     env = PreferenceCostWrapper(Counter(), linear_model())
     with pytest.raises(ResetNeeded, match=r"an episode starts with reset\(\).*; call reset\(\)"):

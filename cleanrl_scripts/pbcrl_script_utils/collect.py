@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -173,7 +174,8 @@ def collect(args: Any, run: Run) -> Path:
                 if value is not False:
                     flag = f"--{name.replace('_', '-')}"
                     command += [flag] if value is True else [flag, *map(str, values)]
-        child = open_child(command)
+        # Its bar and errors are shown, its warnings below; nobody asks what its policy is worth.
+        child = open_child(command, stdout=subprocess.DEVNULL)
         try:
             status = child.wait()
         except KeyboardInterrupt:
@@ -183,6 +185,8 @@ def collect(args: Any, run: Run) -> Path:
             raise KeyboardInterrupt
         if status != 0:
             raise PbcrlError(f"collecting episodes failed with status {status}; its error is above")
+        for warning in json.loads((begun / "summary.json").read_text())["warnings"]:
+            run.warn(warning)
     if cached.exists():  # another run was faster
         return episodes
     cached.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 import pbcrl_envs
 from pbcrl import Trajectory
 from pbcrl.env_modules import registered
+from pbcrl.errors import MissingCostError
+from pbcrl.recorder import step_costs
 from pbcrl_envs.batched import BatchedEnv
 from pbcrl_script_utils.replays import NoteStart
 
@@ -44,9 +47,11 @@ def make_envs(env_id: str, num_envs: int, *, threads: int = 1) -> VectorEnv[Any,
     except gym.error.Error as error:
         near = difflib.get_close_matches(plain_id, list(gym.registry), n=3, cutoff=0.4)
         ours = [task.env_id for task in pbcrl_envs.TASKS.values()]
+        module = env_id.rpartition(":")[0]
+        near = [f"{module}:{name}" if module else name for name in near or ours]
         raise ValueError(
             f"--env-id must be a registered Gymnasium id, got {env_id!r} ({error}); "
-            f"did you mean {' or '.join(near or ours)}? For a custom env use 'module:Id-v0'"
+            f"did you mean {' or '.join(near)}? For a custom env use 'module:Id-v0'"
         ) from error
     if spec.max_episode_steps is None:
         raise ValueError(
@@ -159,7 +164,10 @@ def horizon_of(envs: VectorEnv[Any, Any, Any]) -> int:
 def resolve_cost_limit(env_id: str, given: float | None, *, needed: bool = True) -> float:
     """Return d: the one given, else the task's own; NaN if neither is known nor needed.
 
+    An env of somebody's own is played for a step, so that no run begins that its first step ends.
+
     Raises:
+        MissingCostError: If there is a limit, but the env has no cost that it could hold for.
         ValueError: If neither is known, but one is needed.
     """
     limit = pbcrl_envs.cost_limit(env_id) if given is None else given
@@ -170,7 +178,22 @@ def resolve_cost_limit(env_id: str, given: float | None, *, needed: bool = True)
             f"no cost limit is known for {env_id}; give the highest episode cost that still "
             "counts as safe with --cost-limit, or have people label (--label-folder)"
         )
+    if needed and math.isfinite(limit) and pbcrl_envs.cost_limit(env_id) is None:
+        _check_cost(env_id)
     return limit
+
+
+def _check_cost(env_id: str) -> None:
+    envs = make_envs(env_id, 1)
+    envs.reset(seed=0)
+    _, _, terminated, truncated, infos = envs.step(envs.action_space.sample())
+    envs.close()
+    if step_costs(infos, 1, terminated | truncated) is None:
+        raise MissingCostError(
+            f"a limit holds for a cost, but {env_id} reports none; put a number into info['cost'] "
+            "at every step of the env, or have people say what is safe: ppo_lag_pbcrl with "
+            "--label-folder FOLDER and without --cost-limit (--cost-limit inf: no limit)"
+        )
 
 
 def outcomes(episodes: Sequence[Trajectory]) -> np.ndarray:

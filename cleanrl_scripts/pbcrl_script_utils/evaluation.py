@@ -195,7 +195,8 @@ def evaluate(
         test: Episodes that it is tested on; those just played if there are none.
     """
     seed = args.seed + 1_000_000
-    with run.phase(f"evaluation, twice {args.eval_episodes} episodes", stage="evaluate"):
+    number = f"{args.eval_episodes} episode{'s' * (args.eval_episodes > 1)}"
+    with run.phase(f"evaluation, twice {number}", stage="evaluate"):
         (returns, episodes), (noisy_returns, noisy) = (
             play(
                 policy,

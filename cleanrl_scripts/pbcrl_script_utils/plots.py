@@ -36,22 +36,21 @@ _WIDTHS = {"PointHazards-v0": 1.0, "SafetyPoint": 1.9}
 
 
 def step_costs(episode: Trajectory, cost_model: LearnedCost, title: str = "") -> Figure:
-    """Learned and true cost of every step of an episode, one above the other."""
-    learned = cost_model.step_cost(episode.obs, episode.actions)
-    figure, axes = plt.subplots(2, 1, figsize=(7, 3.6), sharex=True, layout="constrained")
-    for axis, costs, name, color in (
-        (axes[0], episode.costs, "true cost", TRUE),
-        (axes[1], learned, "learned cost", LEARNED),
-    ):
-        if costs is None:
-            axis.text(0.5, 0.5, "not known", ha="center", transform=axis.transAxes)
-        else:
-            axis.plot(costs, color=color, linewidth=1)
-            axis.set_title(f"sum {float(np.sum(costs)):.3g}", fontsize="small", loc="right")
+    """Cost of every step of an episode: the true one, if it is known, and below it the learned."""
+    shown = [("learned cost", cost_model.step_cost(episode.obs, episode.actions), LEARNED)]
+    if episode.costs is not None:
+        shown.insert(0, ("true cost", episode.costs, TRUE))
+    size = 7, 0.4 + 1.6 * len(shown)
+    figure, axes = plt.subplots(
+        len(shown), 1, figsize=size, sharex=True, squeeze=False, layout="constrained"
+    )
+    for axis, (name, costs, color) in zip(axes[:, 0], shown, strict=True):
+        axis.plot(costs, color=color, linewidth=1)
+        axis.set_title(f"sum {float(np.sum(costs)):.3g}", fontsize="small", loc="right")
         axis.set_ylabel(name)
         axis.grid(alpha=0.25)
-    axes[0].set_title(title, fontsize="medium", loc="left")
-    axes[1].set_xlabel("step")
+    axes[0, 0].set_title(title, fontsize="medium", loc="left")
+    axes[-1, 0].set_xlabel("step")
     return figure
 
 
@@ -60,8 +59,9 @@ def calibration(
 ) -> Figure:
     """Share of unsafe episodes against the probability that the cost model gives for it.
 
-    The safety loss takes P(unsafe) = σ(learned cost - learned limit) of an episode. Bins hold equal
-    numbers of episodes; on the dashed line the probability is right.
+    The safety loss takes P(unsafe) = σ(learned cost - learned limit) of an episode. Bins are of
+    equal width, so that they lie apart wherever most episodes are; on the dashed line the
+    probability is right. What is above all of them is not drawn.
 
     Args:
         true: True costs, (E,).
@@ -72,20 +72,24 @@ def calibration(
     """
     probability = 1 / (1 + np.exp(-np.clip(learned - learned_limit, -50, 50)))
     unsafe = (true > limit).astype(np.float64)
-    bins = [part for part in np.array_split(np.argsort(probability), 10) if len(part)]
+    edges = np.linspace(0, max(probability.max(), 1e-6), 11)[1:-1]
+    place = np.digitize(probability, edges)
+    bins = [np.flatnonzero(place == i) for i in np.unique(place)]
     said, seen = (np.array([x[part].mean() for part in bins]) for x in (probability, unsafe))
     # Laplace's rule keeps the interval of a bin with no unsafe episode above 0.
     numbers = np.array([len(part) for part in bins])
     smooth = (seen * numbers + 1) / (numbers + 2)
     figure, axis = plt.subplots(figsize=(4.2, 3.8), layout="constrained")
     axis.plot([0, 1], [0, 1], "--", color=LIMIT, linewidth=1)
-    axis.errorbar(
-        said, seen, 1.96 * np.sqrt(smooth * (1 - smooth) / numbers), fmt="o", color=LEARNED
-    )
-    axis.set(xlim=(-0.05, 1.05), ylim=(-0.05, 1.05))
+    half = 1.96 * np.sqrt(smooth * (1 - smooth) / numbers)
+    axis.errorbar(said, seen, half, fmt="none", color=LEARNED)
+    axis.scatter(said, seen, 15 + 120 * numbers / len(true), color=LEARNED, zorder=2.5)
+    right, top = max(said.max(), 0.01), min(1.0, (seen + half).max())
+    axis.set(xlim=(-0.05 * right, 1.05 * right), ylim=(-0.05 * top, 1.05 * top))
     axis.set_xlabel("P(unsafe) by the learned cost")
     axis.set_ylabel(f"share of episodes with C > {limit:g}")
-    axis.set_title(f"{title}, {len(true)} episodes".lstrip(", "), fontsize="small")
+    about = f"{title}, {len(true)} episodes: more in larger points"
+    axis.set_title(about.lstrip(", "), fontsize="small")
     axis.grid(alpha=0.25)
     return figure
 
@@ -96,7 +100,8 @@ def tail(
     """Share of episodes that cost at least c, of true and of learned costs.
 
     Learned costs are moved and scaled so that the learned limit lies on the true one and their
-    standard deviations agree, as for the scaled W2. None if either has no spread.
+    standard deviations agree, as for the scaled W2. What is then below 0, which no cost is, is left
+    out. None if either has no spread.
     """
     if true.std() == 0 or learned.std() == 0:
         return None
@@ -107,6 +112,7 @@ def tail(
         axis.step(np.sort(costs), above, where="pre", color=color, label=name)
     axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1, label=f"limit {limit:g}")
     axis.set_yscale("log")
+    axis.set_xlim(0, 1.05 * max(limit, true.max(), scaled.max()))
     axis.set_xlabel("episode cost c")
     axis.set_ylabel("share of episodes with C >= c")
     axis.set_title(f"{title}, {len(true)} episodes".lstrip(", "), fontsize="small")

@@ -117,6 +117,7 @@ class Run:
         self._board = SummaryWriter(str(self.folder))
         self._board.add_text("hyperparameters", _table(dataclasses.asdict(args)))
         self._bar: tqdm[Any] | None = None
+        self._begun = 0  # env steps before this iteration
         self._start = self._lap_start = time.perf_counter()
         self._laps: dict[str, float] = {}
         self._lines = 0
@@ -207,9 +208,10 @@ class Run:
             initial=progress.iteration * args.batch_size,
             unit="step",
             unit_scale=True,
-            smoothing=0.1,
+            smoothing=0,  # the mean so far: rollouts and updates alternate
         )
         while progress.iteration < args.num_iterations:
+            self._begun = progress.iteration * args.batch_size
             progress.iteration += 1
             self._lap_start = time.perf_counter()
             yield progress.iteration
@@ -227,6 +229,11 @@ class Run:
         now = time.perf_counter()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now
+
+    def stepped(self, t: int) -> None:
+        """Move the progress bar to step t of the rollout: the first one may take minutes."""
+        assert self._bar is not None
+        self._bar.update(self._begun + (t + 1) * self._args.num_envs - self._bar.n)
 
     def rolled_out(self, rollout: Rollout, iteration: int) -> None:
         """Warn of a rollout from which nothing can be learned; the lap "rollout" is over."""
@@ -434,7 +441,8 @@ class Run:
         self.say(f"stopped ({why}): kept {', '.join(kept) or 'nothing'} in {self.folder}")
         named = env_id_flag(self._args.env_id)
         command = command_of(self._script, "--resume", self.folder, *named)
-        self.say(f"go on with: {command}")
+        mended = "" if isinstance(error, KeyboardInterrupt) else "when its cause is mended, "
+        self.say(f"{mended}go on with: {command}")
 
 
 _GROUP_OF = {
@@ -566,7 +574,7 @@ def _has_content(path: Path) -> bool:
 def command_of(script: str, *words: object) -> str:
     """What to type here to run a script: the name of one of ours, or the path of any.
 
-    Installed from a wheel they are run by the command `pbcrl`, in a checkout by their paths.
+    They are run by the command `pbcrl`, or by their paths where a checkout has been so far.
     """
     path = Path(script)
     if path.suffix != ".py":
@@ -575,7 +583,8 @@ def command_of(script: str, *words: object) -> str:
     shown = shlex.quote(
         str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     )
-    if SCRIPTS.name == "pbcrl_scripts":
+    by_command = any(Path(word).stem == "pbcrl" for word in sys.orig_argv[:2])
+    if by_command or SCRIPTS.name == "pbcrl_scripts":
         ours = path.is_relative_to(SCRIPTS)
         trains = "train " if path.stem.startswith("ppo_") or not ours else ""
         begin = f"pbcrl {trains}{path.stem if ours else shown}"

@@ -322,8 +322,8 @@ def _number(value: float) -> float | None:
 def lock(file: IO[bytes], refusal: str) -> None:
     """Hold a file until it is closed or the process ends, however it ends.
 
-    The lock is the system's, so that a killed process blocks nobody. Windows and file systems
-    without locks go without.
+    The lock is the system's, so that a killed process blocks nobody. Windows, whose locks would
+    keep readers from the file, too, and file systems without locks go without.
 
     Raises:
         StorageError: With `refusal`, if it is held already, by this process or another.

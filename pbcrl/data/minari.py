@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,8 +32,11 @@ try:
 
     from pbcrl.data._hdf5 import check_claims
 except ImportError as error:
+    remedy = "pip install 'pbcrl[minari]'"
+    if sys.version_info < (3, 11):  # up to 0.5.3 it writes every image as a JPEG
+        remedy = "Minari 0.5.4, the first that keeps images as they are, needs Python 3.11 or later"
     raise ImportError(
-        f"Minari's datasets need minari, h5py and Pillow, but {error}; pip install 'pbcrl[minari]'"
+        f"Minari's datasets need minari, h5py and Pillow, but {error}; {remedy}"
     ) from error
 
 _MAIN = "main_data.hdf5"

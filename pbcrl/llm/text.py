@@ -235,7 +235,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
     except ImportError as error:
         raise ValueError(
             f"parquet files are read by pyarrow, which is missing ({error}); "
-            "pip install 'pbcrl[llm]', or convert to .jsonl"
+            "pip install 'pbcrl[parquet]', or convert to .jsonl"
         ) from error
     try:
         with open_regular(path) as file:

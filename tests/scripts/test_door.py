@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from pbcrl.errors import NonFiniteError
+from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils.args import slow_multiplier
 from pbcrl_script_utils.door import constant_reward, endless_episodes, unmeasurable_limit
@@ -42,6 +42,16 @@ ENVS = {
     )
     for what, number in FAULTS
 }
+
+
+class Uncosted(gym.Wrapper):
+    """The toy without its cost."""
+
+    def step(self, action):
+        return *self.env.step(action)[:4], {}
+
+
+ENVS["Uncosted-v0"] = lambda **kw: Uncosted(PointHazardsEnv(**kw))
 ENVS |= {f"Constant{r}-v0": lambda r=r, **kw: Constant(PointHazardsEnv(**kw), r) for r in (0, 1)}
 
 
@@ -197,3 +207,29 @@ def test_a_limit_of_0_is_possible_and_explained(scripts, tmp_path, capsys):
         "its absence lowers it; where a little cost is acceptable, give it as --cost-limit"
     ) in capsys.readouterr().out
     assert summary(folder)["multiplier"] > 1
+
+
+@pytest.mark.parametrize("name", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+def test_an_env_without_a_cost_is_refused_under_a_limit_before_anything_is_collected(
+    scripts, tmp_path, name
+):
+    args = small_run(scripts, tmp_path, name, env_id="Uncosted-v0")
+    with pytest.raises(MissingCostError, match=r"Uncosted-v0 reports none; .* --label-folder"):
+        getattr(scripts, name).train(args)
+    assert not (tmp_path / args.run_name).exists()
+
+
+def test_a_near_id_of_a_module_is_proposed_with_the_module(tmp_path, monkeypatch):
+    """As it can be typed: the id alone would not be found."""
+    (tmp_path / "parking_lot.py").write_text(
+        "import gymnasium as gym\n"
+        "from pbcrl_envs.toy import PointHazardsEnv\n"
+        "gym.register('Parking-v0', PointHazardsEnv, max_episode_steps=9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        with pytest.raises(ValueError, match=r"did you mean parking_lot:Parking-v0"):
+            make_envs("parking_lot:Parkin-v0", 1)
+    finally:
+        gym.registry.pop("Parking-v0", None)

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pbcrl import (
@@ -742,3 +743,41 @@ def test_evaluate_draws_the_learned_cost(scripts, tmp_path, cost_model, capsys):
     drawn = {path.name for path in (folder / "plots").iterdir()}
     assert {"steps.png", "plane.png", "effects.png", "calibration.png"} <= drawn
     assert f"drawn {folder / 'plots' / 'plane.png'}" in capsys.readouterr().out
+
+
+def test_points_of_the_calibration_lie_apart_also_where_nearly_all_episodes_are_safe():
+    """990 episodes by 0.01 and 10 by 0.5: a tenth of them each would lie at 0.01 nine times."""
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
+    probability = np.r_[np.full(990, 0.01), np.full(10, 0.5)]
+    true = np.r_[np.zeros(990), np.full(5, 9.0), np.zeros(5)]
+    figure = plots.calibration(true, np.log(probability / (1 - probability)), 5.0, 0.0)
+    (axis,) = figure.axes
+    (points,) = (c for c in axis.collections if type(c).__name__ == "PathCollection")
+    np.testing.assert_allclose(points.get_offsets(), [[0.01, 0.0], [0.5, 0.5]], atol=1e-9)
+    assert axis.get_xlim()[1] == pytest.approx(0.525)
+    small, large = sorted(points.get_sizes())
+    assert large > 5 * small
+    plots.plt.close(figure)
+
+
+def test_the_tail_shows_no_cost_below_zero():
+    """Costs of 0 to 9 and learned ones of -9 to 9: half of their spread is moved by 2, to -2.5."""
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
+    learned = np.linspace(-9, 9, 10)
+    (axis,) = plots.tail(np.arange(10.0), learned, 2.0, 0.0).axes
+    assert min(np.min(line.get_xdata()) for line in axis.get_lines()) < 0
+    assert axis.get_xlim()[0] == 0
+    plots.plt.close(axis.figure)
+
+
+@pytest.mark.parametrize(
+    ("costs", "shown"),
+    [(None, ["learned cost"]), (np.zeros(3), ["true cost", "learned cost"])],
+)
+def test_the_steps_of_an_episode_without_a_true_cost_are_drawn_without_an_empty_half(costs, shown):
+    plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
+    box = Box(-1, 1, (2,)), Box(-1, 1, (1,))
+    model = CostModel(*box)
+    figure = plots.step_costs(Trajectory(np.zeros((3, 2)), np.zeros((3, 1)), costs), model)
+    assert [axis.get_ylabel() for axis in figure.axes] == shown
+    plots.plt.close(figure)

@@ -68,5 +68,8 @@ def test_an_interpreter_that_is_not_there_is_named_with_what_builds_it(scripts, 
     args = scripts.evaluate.Args(
         str(run), episodes=2, threads=1, upstream=True, upstream_python=str(missing)
     )
-    with pytest.raises(ValueError, match=f"none at {re.escape(str(missing))}; build it by `make"):
+    with pytest.raises(
+        ValueError,
+        match=f"none at {re.escape(str(missing))}; name one with --upstream-python, or install it",
+    ):
         scripts.evaluate.evaluate(args)
