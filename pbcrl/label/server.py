@@ -274,9 +274,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "question": question and self._shown(question, name),
             "upcoming": [digest for q in upcoming[:1] for digest in q.members],
             "answered": len(answered),
-            "skipped": len(events) - len(answered),
+            "skipped": len({e.query for e in events if e.kind == "skip"} & {q.id for q in later}),
             "left": len(later),
             "median_seconds": float(np.median(times)) if times else None,
+            "asked": store.num_questions,
             "run_is_active": self._run_is_active(),
             "open_for_others": store.num_open(),
         }

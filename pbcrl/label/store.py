@@ -521,6 +521,12 @@ class LabelStore:
         rows = self._db.rows(_OPEN_FOR, {"annotator": checked_name(annotator), "tab": tab})
         return [_question(row) for row in rows]
 
+    @property
+    def num_questions(self) -> int:
+        """How many there are, answered or not."""
+        ((count,),) = self._db.rows("SELECT count(*) FROM queries")
+        return int(count)
+
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
         ((count,),) = self._db.rows(
