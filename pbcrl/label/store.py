@@ -550,6 +550,7 @@ class LabelStore:
         annotator, token = checked_name(annotator), _checked_token(token)
         if seconds is not None and not 0 <= seconds < 1e7:
             raise ValueError(f"an answer takes between 0 and 1e7 seconds, got {seconds}")
+        seconds = None if seconds is None else float(seconds)  # as SQLite gives it back
         with self._db.transaction() as db:
             for (event,) in db.execute("SELECT id FROM events WHERE token = ?", (token,)):
                 return int(event)  # sent again, since the acknowledgement was lost
