@@ -509,9 +509,8 @@ def test_a_link_without_its_token_shows_no_question(browser, tmp_path):
 # -- Any size, any eye ---------------------------------------------------------------------------
 
 
-@contextmanager
-def asking(browser, folder, kind, **options):
-    """The page with such a question, after others that were answered; "none" is left of them."""
+def questions(folder, kind):
+    """A question of such a kind after others that were answered; "none" is left of them."""
     many = kind in ("batch", "grid")
     fill(folder, 6, **({kind: 12} if many else {}), draw=kind != "curves")
     (folder / "intro.md").write_text(TASK)
@@ -520,7 +519,11 @@ def asking(browser, folder, kind, **options):
         label = Label(1, 1, 0, ((3, 9),), ())
         store.answer(number, label, annotator="Ada", seconds=4.2)
     store.close()
-    with serving(folder) as url, opened(browser, url, **options) as page:
+
+
+@contextmanager
+def asking(browser, folder, view):
+    with serving(folder) as url, opened(browser, url, **VIEWS[view]) as page:
         until(page, "labelling.player.ready || !document.getElementById('idle').hidden")
         yield page
 
@@ -532,45 +535,48 @@ def findings(page):
     return [(rule["id"], [node["target"] for node in rule["nodes"]]) for rule in broken]
 
 
-@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("kind", ["pair", "curves", "batch", "grid", "none"])
-def test_axe_finds_nothing(browser, tmp_path, kind, view):
-    with asking(browser, tmp_path, kind, **VIEWS[view]) as page:
-        assert findings(page) == []
-        shot(page, f"{kind} {view}")
-        for key in {"pair": ["x", "Enter"], "grid": ["2", "3", "3"], "none": ["r"]}.get(kind, []):
-            page.keyboard.press(key)
-        if kind == "none":
-            page.wait_for_selector("#review:visible")
-        assert findings(page) == []
-        shot(page, f"{kind} {view} after keys")
-        page.keyboard.press("h")
-        page.wait_for_selector("#welcome:visible")
-        assert findings(page) == []
-        shot(page, f"help {view}")
+def test_axe_finds_nothing(browser, tmp_path, kind):
+    questions(tmp_path, kind)
+    keys = {"pair": ["x", "Enter"], "grid": ["2", "3", "3"], "none": ["r"]}.get(kind, [])
+    for view in VIEWS:
+        with asking(browser, tmp_path, view) as page:
+            assert (view, findings(page)) == (view, [])
+            shot(page, f"{kind} {view}")
+            for key in keys:
+                page.keyboard.press(key)
+            if kind == "none":
+                page.wait_for_selector("#review:visible")
+            assert (view, findings(page)) == (view, [])
+            shot(page, f"{kind} {view} after keys")
+            page.keyboard.press("h")
+            page.wait_for_selector("#welcome:visible")
+            assert (view, findings(page)) == (view, [])
 
 
-@pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("kind", ["pair", "batch", "grid"])
-def test_all_of_a_question_is_seen_without_scrolling(browser, tmp_path, kind, view):
-    with asking(browser, tmp_path, kind, **VIEWS[view]) as page:
-        outside = page.evaluate(
-            """[...document.querySelectorAll('header *, #work *')].filter(one => {
-                if (one.closest('#rule-text') || one.closest('.for-readers')) return false;
-                const { top, bottom, left, right } = one.getBoundingClientRect();
-                return top < 0 || left < 0 || bottom > innerHeight || right > innerWidth;
-            }).map(one => one.outerHTML)"""
-        )
-        assert outside == []
-        smallest = page.evaluate(
-            "Math.min(...[...document.querySelectorAll('video')].map(one => one.clientHeight))"
-        )
-        assert smallest >= (120 if kind == "pair" else 60)
+def test_all_of_a_question_is_seen_without_scrolling(browser, tmp_path, kind):
+    questions(tmp_path, kind)
+    for view in VIEWS:
+        with asking(browser, tmp_path, view) as page:
+            outside = page.evaluate(
+                """[...document.querySelectorAll('header *, #work *')].filter(one => {
+                    if (one.closest('#rule-text') || one.closest('.for-readers')) return false;
+                    const { top, bottom, left, right } = one.getBoundingClientRect();
+                    return top < 0 || left < 0 || bottom > innerHeight || right > innerWidth;
+                }).map(one => one.outerHTML)"""
+            )
+            assert (view, outside) == (view, [])
+            lowest = page.evaluate(
+                "Math.min(...[...document.querySelectorAll('video')].map(one => one.clientHeight))"
+            )
+            assert lowest >= (120 if kind == "pair" else 60), view
 
 
 @pytest.mark.parametrize("view", ["wide", "zoomed to 200 %", "phone"])
 def test_what_is_wrong_is_said_over_no_button_and_no_count(browser, tmp_path, view):
-    with asking(browser, tmp_path, "pair", **VIEWS[view]) as page:
+    questions(tmp_path, "pair")
+    with asking(browser, tmp_path, view) as page:
         page.keyboard.press("Enter")
         page.wait_for_selector("#notice:visible")
         covered = page.evaluate(
@@ -590,7 +596,8 @@ def test_what_is_wrong_is_said_over_no_button_and_no_count(browser, tmp_path, vi
 
 
 def test_what_counts_as_unsafe_is_seen_while_one_answers(browser, tmp_path):
-    with asking(browser, tmp_path, "pair") as page:
+    questions(tmp_path, "pair")
+    with asking(browser, tmp_path, "wide") as page:
         rule = page.locator("#rule-text")
         assert rule.inner_text().split() == ["Green", "is", "safe.", "red", "is", "not"]
         page.keyboard.press("t")
