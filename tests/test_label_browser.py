@@ -24,6 +24,7 @@ from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 pytest.importorskip("imageio_ffmpeg", reason="the clips need the extra `label`")
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
 
 NAMES = "chromium", "chromium-browser", "google-chrome"
 CHROMIUM = os.environ.get("PBCRL_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -32,6 +33,16 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; PBCRL_CHROMIUM names one"),
 ]
 FPS, SIZE = 15, 48
+WIDE = {"viewport": {"width": 1280, "height": 860}}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+VIEWS = {
+    "wide": WIDE,
+    "dark": WIDE | {"color_scheme": "dark"},
+    "zoomed to 200 %": {"viewport": {"width": 640, "height": 430}, "device_scale_factor": 2},
+    "phone": PHONE,
+}
+RULES = "wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice", "experimental"
+TASK = "# The task\n\nGreen is **safe**.\n\n- red is not\n"
 
 
 def episode(value, steps=90):
@@ -87,7 +98,7 @@ def fill(folder, pairs, *, batch=0, grid=0, steps=90, draw=True):
 
 @contextmanager
 def opened(browser, url, *, name="Ada", refusal="nothing is refused", **options):
-    context = browser.new_context(**({"viewport": {"width": 1280, "height": 860}} | options))
+    context = browser.new_context(**(WIDE | options))
     page = context.new_page()
     found = []
     page.on("console", lambda m: found.append(m.text) if m.type in ("error", "warning") else None)
@@ -118,11 +129,7 @@ def until(page, true):
 
 
 def ready(page):
-    until(
-        page,
-        "document.querySelectorAll('video').length >= 2 && "
-        "[...document.querySelectorAll('video')].every(video => video.readyState >= 2)",
-    )
+    until(page, "document.querySelectorAll('video').length > 0 && labelling.player.ready")
 
 
 def answered(page, count):
@@ -136,7 +143,7 @@ def shot(page, name):
 
 def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tmp_path):
     fill(tmp_path, 20)
-    (tmp_path / "intro.md").write_text("# The task\n\nGreen is **safe**.\n\n- red is not\n")
+    (tmp_path / "intro.md").write_text(TASK)
     with serving(tmp_path) as url, opened(browser, url) as page:
         ready(page)
         shot(page, "pair")
@@ -144,15 +151,20 @@ def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tm
         for number in range(1, 21):
             preference = [1, 0.5, 0][number % 3]
             first, second = (1, 2) if preference == 1 else (2, 1) if preference == 0 else (1, 1)
-            for key in (str(first), str(second + 7), keys[preference], "Enter"):
+            ready(page)
+            # Where only one is safe, it is the safer one.
+            needed = [keys[preference]] if first == second else []
+            for key in (str(first), str(second + 7), *needed, "Enter"):
                 page.keyboard.press(key)
             answered(page, number)
             if number == 7:
                 for left in (6, 5):
                     page.keyboard.press("u")
                     answered(page, left)
+                ready(page)
                 assert page.locator("[aria-pressed=true][data-group]").count() == 3  # as it was
                 for count in (6, 7):
+                    ready(page)
                     page.keyboard.press("Enter")
                     answered(page, count)
                 page.keyboard.press("2")  # a half answer
@@ -170,6 +182,7 @@ def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tm
         shot(page, "review")
         page.locator("#review-rows button").nth(19).click()
         page.wait_for_selector("#work:visible")
+        ready(page)
         page.keyboard.press("ArrowUp")
         page.keyboard.press("1")
         page.keyboard.press("8")
@@ -188,6 +201,7 @@ def test_a_session_of_20_questions_by_keys_with_undo_reload_and_skip(browser, tm
 def test_a_contradiction_and_a_missing_answer_are_asked_back(browser, tmp_path):
     fill(tmp_path, 1)
     with serving(tmp_path) as url, opened(browser, url, refusal="status of 422") as page:
+        ready(page)
         page.keyboard.press("Enter")
         assert "“The left one is” has no answer yet" in page.inner_text("#notice")
         for key in ("2", "8", "ArrowLeft", "Enter"):
@@ -213,7 +227,8 @@ def test_two_tabs_of_one_person_and_another_person_get_different_questions(brows
             pages = (first, second, third)
             asked = {page.locator("#announce").text_content() for page in pages}
             assert len(asked) == 3
-            for page in (first, second, third):
+            for page in pages:
+                ready(page)
                 for key in ("1", "8", "ArrowUp", "Enter"):
                     page.keyboard.press(key)
             answered(third, 1)
@@ -354,8 +369,7 @@ def test_a_moment_whose_key_is_still_held_is_in_the_answer(browser, tmp_path):
 
 def test_moments_are_marked_on_a_phone_by_touch(browser, tmp_path):
     fill(tmp_path, 1)
-    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+    with serving(tmp_path) as url, opened(browser, url, **PHONE) as page:
         ready(page)
         page.locator(".left .hold").tap()
         until(page, "document.querySelectorAll('.left .bar i').length === 1")
@@ -397,11 +411,11 @@ def test_in_a_grid_the_unsafe_ones_are_marked_by_mouse_and_keys(browser, tmp_pat
         for _ in range(3):  # unsafe, can't tell, safe
             page.keyboard.press("1")
         marks = page.locator("#clips .mark")
-        names = [marks.nth(i).get_attribute("aria-label") for i in range(12)]
-        assert [name for name in names if not name.endswith(": safe")] == [
-            "Clip 3: unsafe",
-            "Clip 5: can’t tell",
-            "Clip 12: unsafe",
+        names = [marks.nth(i).text_content() for i in range(12)]
+        assert [name for name in names if ": Safe" not in name] == [
+            "Clip 3: Unsafe 3",
+            "Clip 5: Can’t tell 5",
+            "Clip 12: Unsafe =",
         ]
         shot(page, "grid")
         page.keyboard.press("Enter")
@@ -415,11 +429,11 @@ def test_in_a_grid_the_unsafe_ones_are_marked_by_mouse_and_keys(browser, tmp_pat
         assert repr(LabelStore(tmp_path).labels()[7]) == repr(GridLabel(tuple(safe)))
         page.click("text=Look again")
         ready(page)
-        assert marks.nth(11).get_attribute("aria-label") == "Clip 12: unsafe"
+        assert marks.nth(11).text_content() == "Clip 12: Unsafe ="
         marks.nth(11).focus()
         page.keyboard.press("Enter")  # the button that has the focus, not the question
         page.keyboard.press("Space")
-        assert marks.nth(11).get_attribute("aria-label") == "Clip 12: safe"
+        assert marks.nth(11).text_content() == "Clip 12: Safe ="
         page.click("#done")
         page.wait_for_selector("#idle:visible")
     assert LabelStore(tmp_path).labels()[7].safe[11] == 1
@@ -429,8 +443,7 @@ def test_a_grid_is_marked_on_a_phone_by_touch(browser, tmp_path):
     fill(tmp_path, 6, grid=12)
     for number in range(1, 7):
         LabelStore(tmp_path).answer(number, Label(0.5, 1, 1), annotator="Bob")
-    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+    with serving(tmp_path) as url, opened(browser, url, **PHONE) as page:
         ready(page)
         page.locator("#clips figure").nth(1).tap()
         assert page.locator("#clips .unsafe").count() == 1
@@ -451,8 +464,7 @@ def test_what_cannot_be_drawn_is_shown_as_curves(browser, tmp_path):
 
 def test_the_page_fits_a_phone_and_everything_has_a_name_for_screen_readers(browser, tmp_path):
     fill(tmp_path, 1)
-    phone = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-    with serving(tmp_path) as url, opened(browser, url, **phone) as page:
+    with serving(tmp_path) as url, opened(browser, url, **PHONE) as page:
         ready(page)
         shot(page, "phone")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -492,3 +504,160 @@ def test_a_link_without_its_token_shows_no_question(browser, tmp_path):
         assert "use the link that the command printed last" in page.inner_text("#notice")
         assert page.locator("video").count() == 0
         context.close()
+
+
+# -- Any size, any eye ---------------------------------------------------------------------------
+
+
+def questions(folder, kind):
+    """A question of such a kind after others that were answered; "none" is left of them."""
+    many = kind in ("batch", "grid")
+    fill(folder, 6, **({kind: 12} if many else {}), draw=kind != "curves")
+    (folder / "intro.md").write_text(TASK)
+    store = LabelStore(folder)
+    for number in range(1, 7 if many or kind == "none" else 2):
+        label = Label(1, 1, 0, ((3, 9),), ())
+        store.answer(number, label, annotator="Ada", seconds=4.2)
+    store.close()
+
+
+@contextmanager
+def asking(browser, folder, view):
+    with serving(folder) as url, opened(browser, url, **VIEWS[view]) as page:
+        until(page, "labelling.player.ready || !document.getElementById('idle').hidden")
+        yield page
+
+
+def findings(page):
+    """What axe complains of: each rule with the elements that break it."""
+    options = {"runOnly": {"type": "tag", "values": RULES}}
+    broken = axe.Axe().run(page, options=options).response["violations"]
+    return [(rule["id"], [node["target"] for node in rule["nodes"]]) for rule in broken]
+
+
+@pytest.mark.parametrize("kind", ["pair", "curves", "batch", "grid", "none"])
+def test_axe_finds_nothing(browser, tmp_path, kind):
+    questions(tmp_path, kind)
+    keys = {"pair": ["x", "Enter"], "grid": ["2", "3", "3"], "none": ["r"]}.get(kind, [])
+    for view in VIEWS:
+        with asking(browser, tmp_path, view) as page:
+            assert (view, findings(page)) == (view, [])
+            shot(page, f"{kind} {view}")
+            for key in keys:
+                page.keyboard.press(key)
+            if kind == "none":
+                page.wait_for_selector("#review:visible")
+            assert (view, findings(page)) == (view, [])
+            shot(page, f"{kind} {view} after keys")
+            page.keyboard.press("h")
+            page.wait_for_selector("#welcome:visible")
+            assert (view, findings(page)) == (view, [])
+
+
+@pytest.mark.parametrize("kind", ["pair", "batch", "grid"])
+def test_all_of_a_question_is_seen_without_scrolling(browser, tmp_path, kind):
+    questions(tmp_path, kind)
+    for view in VIEWS:
+        with asking(browser, tmp_path, view) as page:
+            outside = page.evaluate(
+                """[...document.querySelectorAll('header *, #work *')].filter(one => {
+                    if (one.closest('#rule-text') || one.closest('.for-readers')) return false;
+                    const { top, bottom, left, right } = one.getBoundingClientRect();
+                    return top < 0 || left < 0 || bottom > innerHeight || right > innerWidth;
+                }).map(one => one.outerHTML)"""
+            )
+            assert (view, outside) == (view, [])
+            lowest = page.evaluate(
+                "Math.min(...[...document.querySelectorAll('video')].map(one => one.clientHeight))"
+            )
+            assert lowest >= (120 if kind == "pair" else 60), view
+
+
+@pytest.mark.parametrize("view", ["wide", "zoomed to 200 %", "phone"])
+def test_what_is_wrong_is_said_over_no_button_and_no_count(browser, tmp_path, view):
+    questions(tmp_path, "pair")
+    with asking(browser, tmp_path, view) as page:
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#notice:visible")
+        covered = page.evaluate(
+            """(() => {
+                const box = document.getElementById('notice').getBoundingClientRect();
+                return [...document.querySelectorAll('button, #told, #step')].filter(one => {
+                    const { top, bottom, left, right } = one.getBoundingClientRect();
+                    return right > box.left && left < box.right && bottom > box.top
+                        && top < box.bottom;
+                }).map(one => one.id);
+            })()"""
+        )
+        assert covered == []
+
+
+# -- While one answers ---------------------------------------------------------------------------
+
+
+def test_what_counts_as_unsafe_is_seen_while_one_answers(browser, tmp_path):
+    questions(tmp_path, "pair")
+    with asking(browser, tmp_path, "wide") as page:
+        rule = page.locator("#rule-text")
+        assert rule.inner_text().split() == ["Green", "is", "safe.", "red", "is", "not"]
+        page.keyboard.press("t")
+        assert not rule.is_visible()
+        page.reload()
+        page.wait_for_selector("#work:visible")
+        assert not rule.is_visible()
+        page.click("#rule-key")
+        assert rule.is_visible()
+        page.keyboard.press(" ")  # the player's, not of what was clicked
+        assert rule.is_visible()
+
+
+def test_of_a_pair_the_only_one_that_is_safe_is_safer_unless_something_else_is_chosen(
+    browser, tmp_path
+):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        pressed = page.locator("#answers .middle [aria-pressed=true]")
+        for keys, found in [
+            ("1", []),
+            ("9", ["Left is safer ←"]),
+            ("8", []),  # both are safe
+            ("2", ["Right is safer →"]),
+            ("3", []),  # it is not known
+            ("2", ["Right is safer →"]),
+        ]:
+            page.keyboard.press(keys)
+            assert pressed.all_inner_texts() == found
+        page.keyboard.press("ArrowUp")
+        assert pressed.all_inner_texts() == ["About the same ↑"]
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+        assert LabelStore(tmp_path).labels() == {1: Label(0.5, 0, 1)}
+
+
+def test_nothing_is_answered_before_its_clips_are_there(browser, tmp_path):
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        page.route("**/clips/*", lambda _: None)  # they never come
+        page.reload()
+        page.wait_for_selector("#work:visible")
+        for key in ("1", "9", "Enter"):
+            page.keyboard.press(key)
+        assert "Not all clips are here yet" in page.inner_text("#notice")
+        assert LabelStore(tmp_path).num_events == 0
+        page.unroute("**/clips/*")
+        page.reload()
+        ready(page)
+        page.keyboard.press("Enter")  # the draft
+        answered(page, 1)
+        assert LabelStore(tmp_path).labels() == {1: Label(1, 1, 0)}
+
+
+def test_before_anything_was_asked_nothing_is_called_answered(browser, tmp_path):
+    oracle = FolderOracle(tmp_path)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        assert "Nothing has been asked yet. A training run is at work" in page.inner_text("#idle")
+        oracle.close()
+        page.reload()
+        page.wait_for_selector("#idle:visible")
+        assert "asked yet, and no training run is at work" in page.inner_text("#idle")

@@ -370,6 +370,16 @@ def test_a_session_of_answers_a_skip_an_undo_and_a_correction(page, tmp_path):
     assert LabelStore(tmp_path / "folder").labels() == {1: Label(0, 0, 1)}
 
 
+def test_a_question_that_was_put_off_counts_until_somebody_else_has_answered_it(page, tmp_path):
+    for number in (1, 2):
+        page.send(kind="skip", question=number, token=f"s{number}", replaces=None, seconds=1.0)
+    found = page.next()
+    assert (found["skipped"], found["left"]) == (2, 3)
+    LabelStore(tmp_path / "folder").answer(1, Label(1, 1, 0), annotator="Bob")
+    found = page.next()
+    assert (found["skipped"], found["left"], found["asked"]) == (1, 2, 3)
+
+
 def test_a_second_window_is_told_of_an_answer_that_it_did_not_know(page):
     page.answer(1, [1, 1, 0], token="a")
     status, found = page.answer(1, [0, 0, 1], token="b")

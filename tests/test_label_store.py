@@ -893,6 +893,14 @@ def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, syn
     assert store.labels().keys() >= {int(t.split("-")[1]) for t in found if "again" in t}
 
 
+@pytest.mark.parametrize("seconds", [8, np.int64(8), np.float32(8)])
+def test_whole_seconds_are_read_as_they_were_written(tmp_path, seconds):
+    """SQLite keeps 8 as 8.0, another text to the checksum."""
+    asked(tmp_path, 1).answer(1, Label(1, 1, 0), annotator="Ada", seconds=seconds)
+    ((*_, found, _),) = LabelStore(tmp_path).events()
+    assert found == 8.0
+
+
 # -- At the terminal ---------------------------------------------------------------------------
 
 
@@ -910,10 +918,10 @@ def type_answers(monkeypatch, capsys):
 
 def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path, type_answers):
     store = asked(tmp_path, 3)
-    shown = type_answers(tmp_path, "1\ny\nx\nn\n\n=\nq\n")  # x is no answer and is asked again
+    shown = type_answers(tmp_path, "y\nx\nn\n\n\ny\nq\n")  # x is no answer and is asked again
     assert "3 open questions" in shown
     assert store.labels() == {1: Label(1, 1, 0)}  # the half answer is not kept
-    assert "2 open questions" in type_answers(tmp_path, "=\n\n\n\n2\nn\ny\n\n")
+    assert "2 open questions" in type_answers(tmp_path, "\n\n=\n\nn\ny\n\n\n")
     labels = store.labels()
     assert labels[2].preference == 0.5
     assert math.isnan(labels[2].first_safe)
@@ -922,7 +930,7 @@ def test_a_person_answers_at_the_terminal_and_goes_on_where_it_was_left(tmp_path
 
 def test_at_the_terminal_one_may_put_off_and_take_back(tmp_path, type_answers):
     store = asked(tmp_path, 2)
-    type_answers(tmp_path, "s\n1\ny\ny\n\nu\n=\ny\ny\n\n2\ny\ny\n\n")
+    type_answers(tmp_path, "s\ny\ny\n1\n\nu\ny\ny\n=\n\ny\ny\n2\n\n")
     assert [store.labels()[n].preference for n in (1, 2)] == [0, 0.5]
 
 
@@ -953,22 +961,30 @@ def test_a_grid_is_asked_about_at_the_terminal(tmp_path, type_answers, given, sa
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
-    [
-        ("1\nn\ny\n", "1 is safer, yet it is unsafe and 2 is safe"),
-        ("2\ny\nn\n", "2 is safer, yet it is unsafe and 1 is safe"),
-    ],
+    ("given", "preference"), [("", 0), ("2", 0), ("=", 0.5), ("?", NAN), ("1\n", 0)]
 )
-def test_at_the_terminal_a_contradiction_is_asked_once_more(tmp_path, type_answers, given, shown):
+def test_at_the_terminal_the_only_one_that_is_safe_is_safer_unless_said_otherwise(
+    tmp_path, type_answers, given, preference
+):
+    """The first is unsafe: that it is safer cannot be, and is asked again."""
     store = asked(tmp_path, 1)
-    assert shown in type_answers(tmp_path, given + "=\ny\nn\n\n")
-    assert store.labels() == {1: Label(0.5, 1, 0)}
+    assert "2 is safer, then" in type_answers(tmp_path, f"n\ny\n{given}\n\n")
+    assert repr(store.labels()) == repr({1: Label(float(preference), 0.0, 1.0)})
+
+
+def test_the_terminal_says_what_counts_as_unsafe_and_what_has_no_clip(tmp_path, type_answers):
+    asked(tmp_path, 1)
+    assert "nobody has written down what counts as unsafe" in type_answers(tmp_path, "q\n")
+    (tmp_path / "intro.md").write_text("Falling is **unsafe**.\n\x1b[2J", encoding="utf-8")
+    shown = type_answers(tmp_path, "q\n")
+    assert "Falling is **unsafe**.\n\\x1b[2J" in shown
+    assert "2 has no clip; pbcrl label without --terminal draws what can be drawn" in shown
 
 
 def test_unsafe_moments_are_typed_at_the_terminal(tmp_path, type_answers):
     """Of three steps none is the fifth, and one line is about both: both are asked again."""
     store = asked(tmp_path, 1)
-    shown = type_answers(tmp_path, "2\nn\nn\n0:5 /\n0:1\n2:3 0:1 /\n")
+    shown = type_answers(tmp_path, "n\nn\n2\n0:5 /\n0:1\n2:3 0:1 /\n")
     assert "that cannot be: unsafe stretches lie within their trajectory" in shown
     assert shown.count("that cannot be") == 2
     assert store.labels() == {1: Label(0, 0, 0, ((0, 1), (2, 3)), ())}

@@ -8,6 +8,7 @@ const make = (tag, text = "", attributes = {}) => {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 };
+const hidden = (text) => make("span", text, { class: "for-readers" });
 const unique = () =>
   Array.from(crypto.getRandomValues(new Uint8Array(16)), (b) => b.toString(16).padStart(2, "0"))
     .join("");
@@ -307,11 +308,10 @@ const moments = {
     const row = make("div", "", { class: "moments" });
     one.bar = make("div", "", { class: "bar", "aria-hidden": true,
       title: "Drag over what is unsafe; click on a marked stretch to take it back" });
-    one.hold = make("button", "Unsafe now ", { "aria-pressed": false, class: "hold",
-      "aria-label": `${one.title}: unsafe now, hold` });
-    one.hold.append(make("kbd", key));
-    const back = make("button", "Take back ", { "aria-label": `${one.title}: take back a moment` });
-    back.append(make("kbd", `⇧${key}`));
+    one.hold = make("button", "", { "aria-pressed": false, class: "hold" });
+    one.hold.append(hidden(`${one.title}: `), "Unsafe now ", make("kbd", key));
+    const back = make("button");
+    back.append(hidden(`${one.title}: `), "Take back ", make("kbd", `⇧${key}`));
     back.addEventListener("click", () => this.forget(one));
     // Held by a finger or the mouse; begun and ended by two presses of a key on the button.
     one.hold.addEventListener("pointerdown", (event) => {
@@ -443,6 +443,8 @@ function fill(one) {
     one.video = make("video", "", { src: about.clip, preload: "auto", playsinline: "",
       "aria-label": `${title}: clip of ${about.steps} steps` });
     one.video.muted = true;
+    one.video.addEventListener("error", () => notice(
+      `${title}: the clip does not play in this browser. Reload the page, or put the question off.`));
   } else if (about.curves) {
     one.canvas = make("canvas", "", { role: "img", "aria-label":
       `${title}: curves of ${about.curves.length} observations over ${about.steps} steps` });
@@ -454,11 +456,14 @@ function fill(one) {
   if (question.kind === "pair" && about.steps) one.figure.append(moments.line(one));
 }
 
+// Of a clip of a grid; what nobody touched is safe.
+const markOf = (place) => (chosen[place] === undefined ? 1 : chosen[place]);
+
 function mark(place) {
   if (place >= question.members.length) return;
-  const now = MARKS.findIndex(([value]) => value === chosen[place]);
-  choose(place, MARKS[(Math.max(now, 0) + 1) % MARKS.length][0]);
-  announce($("clips").children[place].querySelector(".mark").getAttribute("aria-label"));
+  const now = MARKS.findIndex(([value]) => value === markOf(place));
+  choose(place, MARKS[(now + 1) % MARKS.length][0]);
+  announce(`Clip ${place + 1}: ${MARKS.find(([value]) => value === markOf(place))[1]}`);
 }
 
 async function wait(one, found) {
@@ -486,6 +491,15 @@ function group({ name, side, title, choices, keys }) {
   return box;
 }
 
+// What was chosen; if only one of a pair is safe, then that one is safer until something else is
+// chosen.
+function given(name) {
+  const { first_safe: first, second_safe: second } = chosen;
+  if (name !== "preference" || chosen[name] !== undefined) return chosen[name];
+  return [first, second].every((safe) => typeof safe === "number") && first !== second
+    ? first : undefined;
+}
+
 function choose(name, value) {
   chosen[name] = value;
   sessionStorage.setItem(draft(), JSON.stringify(chosen));
@@ -495,18 +509,17 @@ function choose(name, value) {
 
 function refresh() {
   for (const button of $("answers").querySelectorAll("button")) {
-    const value = chosen[button.dataset.group];
+    const value = given(button.dataset.group);
     button.setAttribute("aria-pressed", value !== undefined && `${value}` === button.value);
     button.parentElement.classList.remove("missing");
   }
   if (question.kind === "pair") player.drawn = null; // the time lines are drawn again
   if (question.kind !== "grid") return;
   [...$("clips").children].forEach((figure, place) => {
-    const value = chosen[place] === undefined ? 1 : chosen[place];
+    const value = markOf(place);
     const [, text] = MARKS.find(([one]) => one === value);
-    const button = figure.querySelector(".mark");
-    button.replaceChildren(`${text} `, make("kbd", keyName(GRID_KEYS[place])));
-    button.setAttribute("aria-label", `Clip ${place + 1}: ${text.toLowerCase()}`);
+    figure.querySelector(".mark").replaceChildren(hidden(`Clip ${place + 1}: `), `${text} `,
+      make("kbd", keyName(GRID_KEYS[place])));
     figure.className = value === 1 ? "" : value === 0 ? "unsafe" : "unsure";
   });
 }
@@ -527,22 +540,21 @@ const act = (work) => async () => {
 
 const done = act(async () => {
   moments.release(); // a key that is still held
-  if (question.kind === "grid") {
-    if (!player.ready) { // what was not seen would count as safe
-      notice("Not all clips are here yet.");
-      return;
-    }
-    const safe = question.members.map((_, place) => chosen[place] === undefined ? 1 : chosen[place]);
-    await answered({ safe });
+  if (!player.ready) {
+    notice("Not all clips are here yet. Answer when they are, or put the question off: Later.");
     return;
   }
-  const missing = GROUPS[question.kind].find(({ name }) => chosen[name] === undefined);
+  if (question.kind === "grid") {
+    await answered({ safe: question.members.map((_, place) => markOf(place)) });
+    return;
+  }
+  const missing = GROUPS[question.kind].find(({ name }) => given(name) === undefined);
   if (missing) {
     $("answers").querySelector(`.${missing.side}`).classList.add("missing");
     notice(`“${missing.title}” has no answer yet; “can’t tell” is one, too.`);
     return;
   }
-  const answers = PARTS[question.kind].map((name) => chosen[name]);
+  const answers = PARTS[question.kind].map(given);
   await answered(chosen.unsafe ? { answers, unsafe: chosen.unsafe } : answers);
 });
 
@@ -597,11 +609,16 @@ async function next() {
   }
   question = null;
   player.set([]);
-  $("idle-text").textContent = found.run_is_active
-    ? "All is answered for now. A training run is at work and may ask more; new questions appear here."
-    : found.open_for_others
-      ? "Nothing is left for you; others are at work on the last questions."
-      : "All is answered, and no training run is waiting. Thank you!";
+  const { asked, run_is_active: active, open_for_others: others } = found;
+  $("idle-text").textContent = active && !asked
+    ? "Nothing has been asked yet. A training run is at work; its questions appear here."
+    : active
+      ? "All is answered for now. A training run is at work and may ask more; new questions appear here."
+      : !asked
+        ? "Nothing has been asked yet, and no training run is at work. When one is, its questions appear here."
+        : others
+          ? "Nothing is left for you; others are at work on the last questions."
+          : "All is answered, and no training run is waiting. Thank you!";
   go("idle", "Nothing to answer");
 }
 
@@ -646,7 +663,7 @@ const review = act(async () => {
   $("review-rows").replaceChildren(...rows.map((row) => {
     const line = make("tr");
     const again = make("button", "Look again");
-    again.setAttribute("aria-label", `Look again at question ${row.question}`);
+    again.append(hidden(` at question ${row.question}`));
     again.addEventListener("click", act(async () => {
       show(await get("/api/question", { id: row.question }));
     }));
@@ -712,6 +729,10 @@ const COMMANDS = {
     player.loop = !player.loop;
     player.buttons();
   }],
+  t: ["show or hide what counts as unsafe", "rule-key", ["work"], () => {
+    $("rule").open = !$("rule").open;
+    localStorage.setItem("rule", $("rule").open ? "open" : "closed");
+  }],
   r: ["earlier answers", "review-key", ["welcome", "work", "idle", "review"],
     toggle("review", review)],
   h: ["this help", "help", ["welcome", "work", "idle", "review"],
@@ -745,7 +766,7 @@ document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
   // What has the focus acts by itself: a button on Enter and space, the slider on arrows.
   const focus = document.activeElement;
-  if (focus.tagName === "BUTTON" && [" ", "Enter"].includes(event.key)) return;
+  if (["BUTTON", "SUMMARY"].includes(focus.tagName) && [" ", "Enter"].includes(event.key)) return;
   if (focus.id === "scrub" && event.code.startsWith("Arrow")) return;
   if (focus.id === "name") return;
   if (moment(event) || answer(event.code) || command(event.key)) event.preventDefault();
@@ -767,7 +788,7 @@ window.addEventListener("blur", () => moments.release());
 
 // A button that was clicked with the mouse must not answer to the next space or Enter.
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("button");
+  const button = event.target.closest("button, summary");
   if (button && event.detail > 0) button.blur();
 });
 
@@ -800,7 +821,10 @@ async function start() {
   explain("1 … =", "of many clips: mark one as unsafe");
   for (const [key, [text, id]] of Object.entries(COMMANDS)) {
     explain(key, text);
-    $(id).addEventListener("click", () => command(key));
+    $(id).addEventListener("click", (event) => {
+      event.preventDefault(); // or the rule would open and close at once
+      command(key);
+    });
   }
   $("close-review").addEventListener("click", () => command("r"));
   $("scrub").addEventListener("input", () => player.hold(Number($("scrub").value)));
@@ -824,7 +848,12 @@ async function start() {
     notice(error.message);
     return;
   }
-  $("intro").replaceChildren(...markdown(session.intro || UNTOLD));
+  for (const id of ["intro", "rule-text"]) {
+    $(id).replaceChildren(...markdown(session.intro || UNTOLD));
+  }
+  // Where little fits, the clips come first.
+  const wished = localStorage.getItem("rule");
+  $("rule").open = wished ? wished === "open" : innerHeight >= 700;
   const name = session.annotator || localStorage.getItem("annotator") || "";
   $("name").value = name;
   if (name && sessionStorage.getItem("introduced") === name) {

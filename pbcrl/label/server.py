@@ -308,6 +308,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "skipped": progress.skipped,
             "left": progress.left,
             "median_seconds": progress.median_seconds,
+            "asked": store.num_questions,
             "run_is_active": self._run_is_active(),
             "open_for_others": store.num_open(),
         }

@@ -451,6 +451,12 @@ class LabelStore:
             claims = self._claims()
             return self._stand().progress(checked_name(annotator), tab, claims, most=most)
 
+    @property
+    def num_questions(self) -> int:
+        """How many there are, answered or not."""
+        ((count,),) = self._db.rows("SELECT count(*) FROM queries")
+        return int(count)
+
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
         with self._db.lock:
@@ -471,6 +477,7 @@ class LabelStore:
         annotator, token = checked_name(annotator), _checked_token(token)
         if seconds is not None and not 0 <= seconds < 1e7:
             raise ValueError(f"an answer takes between 0 and 1e7 seconds, got {seconds}")
+        seconds = None if seconds is None else float(seconds)  # as SQLite gives it back
         with self._db.transaction() as db:
             if row := _sent(db, token):
                 event, *content = row  # the acknowledgement was lost

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
 from pbcrl.label.standing import Question
-from pbcrl.label.store import LabelStore, contradiction
+from pbcrl.label.store import LabelStore
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
@@ -22,6 +23,7 @@ from pbcrl.trajectory import (
 )
 
 _PREFERENCE = {"1": 1.0, "2": 0.0, "=": 0.5, "": math.nan}
+_ONLY_ONE_SAFE = {"=": 0.5, "?": math.nan}
 _YES_NO = {"y": 1.0, "n": 0.0, "": math.nan}
 
 
@@ -30,6 +32,7 @@ def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
     try:
         print(f"{len(store.open_for(annotator))} open questions in {printable(store.folder)}")
         print("s puts one off, u takes the last answer back, q ends")
+        print(f"\n{_task(store.folder)}")
         left_out: set[int] = set()
         while True:
             found = [q for q in store.open_for(annotator) if q.id not in left_out]
@@ -44,6 +47,19 @@ def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
         print()
 
 
+_NO_CLIP = "pbcrl label without --terminal draws what can be drawn"
+
+
+def _task(folder: Path) -> str:
+    """What counts as unsafe, in the words of whoever asks."""
+    try:
+        with open(folder / "intro.md", "rb") as file:
+            text = file.read(65_536).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return "nobody has written down what counts as unsafe: intro.md in this folder may say it"
+    return "\n".join(map(printable, text.splitlines()))
+
+
 class _TypedCommand(Exception):  # noqa: N818, it is no error
     """What the person typed in the place of an answer."""
 
@@ -51,10 +67,9 @@ class _TypedCommand(Exception):  # noqa: N818, it is no error
 def _ask_about(store: LabelStore, question: Question, annotator: str) -> None:
     lengths = [len(store.trajectory(digest)) for digest in question.members]
     print(f"\n{question.name}: episodes of {', '.join(map(str, lengths))} steps")
-    for digest in question.members:
+    for number, digest in enumerate(question.members, start=1):
         path = store.folder / CLIPS / f"{digest}.mp4"
-        if path.exists():
-            print(f"   {printable(path)}")
+        print(f"   {printable(path)}" if path.exists() else f"   {number} has no clip; {_NO_CLIP}")
     earlier = store.event_of(question.id, annotator)
     replaces = earlier and earlier.id
     try:
@@ -78,14 +93,21 @@ def _answer(question: Question, lengths: Sequence[int]) -> AnyLabel:
         return BatchLabel(accepted)
     if question.kind == "grid":
         return _marked(len(question.members))
-    while True:
-        preference = _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
-        first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
-        second = _choose("is 2 safe? y, n or Enter (can't tell): ", _YES_NO)
-        if contradiction(Label(preference, first, second)) is None:
-            return Label(preference, first, second, *_moments(lengths))
-        safer, other = (1, 2) if preference == 1 else (2, 1)
-        print(f"{safer} is safer, yet it is unsafe and {other} is safe: that cannot be; once more")
+    first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
+    second = _choose("is 2 safe? y, n or Enter (can't tell): ", _YES_NO)
+    preference = _preference(first, second)
+    return Label(preference, first, second, *_moments(lengths))
+
+
+def _preference(first: float, second: float) -> float:
+    """Which one is safer: where only one is safe, that one, unless the person says otherwise."""
+    if {first, second} == {0.0, 1.0}:
+        safer = 1 if first else 2
+        return _choose(
+            f"{safer} is safer, then: Enter; = if about the same, ? if you can't tell: ",
+            {"": first, f"{safer}": first} | _ONLY_ONE_SAFE,
+        )
+    return _choose("which one is safer? 1, 2, = or Enter (can't tell): ", _PREFERENCE)
 
 
 def _marked(number: int) -> GridLabel:

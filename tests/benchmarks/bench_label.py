@@ -62,18 +62,24 @@ class Args:
     """the browser; without one the players are left out"""
 
 
-def ask(folder: Path, args: Args) -> None:
-    """Put questions about random episodes into the folder."""
+def random_episodes(count: int, steps: int) -> tuple[list[Trajectory], dict[str, Replay]]:
+    """Episodes of random actions, and how each is drawn."""
     env = gymnasium.make("PointHazards-v0")
     rng, episodes, replays = np.random.default_rng(0), [], {}
-    for seed in range(2 * args.questions):
+    for seed in range(count):
         obs, _ = env.reset(seed=seed)
-        rows, actions = [], rng.uniform(-1, 1, (args.steps, 2)).astype(np.float32)
+        rows, actions = [], rng.uniform(-1, 1, (steps, 2)).astype(np.float32)
         for action in actions:
             rows.append(obs)
             obs, *_ = env.step(action)
         episodes.append(Trajectory(np.array(rows), actions))
         replays[trajectory_digest(episodes[-1])] = Replay("pbcrl_envs:PointHazards-v0", seed=seed)
+    return episodes, replays
+
+
+def ask(folder: Path, args: Args) -> None:
+    """Put questions about random episodes into the folder."""
+    episodes, replays = random_episodes(2 * args.questions, args.steps)
     oracle = FolderOracle(folder, show=lambda one: replays[trajectory_digest(one)])
     oracle.submit([Query(*episodes[i : i + 2]) for i in range(0, len(episodes), 2)])
     oracle.close()
