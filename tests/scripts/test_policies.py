@@ -1,9 +1,11 @@
 """The policies that a run leaves, and which of them is called safe."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,3 +187,21 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
     said = [text for text in found["verdict"] if "cost model" in text]
     assert said  # else this shows nothing
     assert all(f"- {text}" in card for text in said + found["warnings"])
+
+
+@pytest.mark.slow
+def test_every_file_of_a_run_is_listed_and_the_safe_policy_is_named_at_the_end(
+    scripts, tmp_path, toy_dataset, capsys
+):
+    """By a limit that nothing exceeds, so that labels call some policy safe."""
+    options = {"constraint": "rate", "cost_limit": 1e3, "max_unsafe_rate": 0.9}
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, **options)
+    folder = scripts.ppo_lag_pbcrl.train(args)
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    (table,) = re.findall(r"^A \*\*run\*\* .*?(?=^\*\*An interrupted)", page, re.M | re.S)
+    names = {path.name for path in folder.iterdir()} - {".lock", "ppo_lag_pbcrl.py"}
+    names = {name for name in names if not name.startswith("events.out.tfevents")}
+    assert {"policy.safetensors", "policy_safe.safetensors", "cost_model.md"} <= names
+    assert [name for name in sorted(names) if f"`{name}" not in table] == []
+    said = capsys.readouterr().out
+    assert f"evaluate.py {folder} --safe-policy" in said
