@@ -54,7 +54,10 @@ _ABOVE = Path(__file__).resolve().parents[1]
 SCRIPTS = _ABOVE / "pbcrl_scripts" if (_ABOVE / "pbcrl_scripts").is_dir() else _ABOVE
 """Where the training scripts are: beside this package if installed, around it in a checkout."""
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
-_PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
+_PAID_FOR = (
+    *("agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"),
+    "collected",  # episodes, until there are enough
+)
 
 
 class HasIteration(Protocol):
