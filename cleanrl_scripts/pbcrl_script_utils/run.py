@@ -561,7 +561,8 @@ def _has_content(path: Path) -> bool:
 def command_of(script: str, *words: object) -> str:
     """What to type here to run a script: the name of one of ours, or the path of any.
 
-    They are run by the command `pbcrl`, or by their paths where a checkout has been so far.
+    They are run by the command `pbcrl` where this process was, or where they are installed, and
+    otherwise by their paths.
     """
     path = Path(script)
     if path.suffix != ".py":
