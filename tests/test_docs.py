@@ -141,7 +141,7 @@ def test_every_flag_that_a_page_names_is_an_argument_of_a_script(page):
     )
     paths = [*(SCRIPTS / script for script in scripts), *BENCHMARKS]
     defaults = [item for path in paths for item in arguments(path).items()]
-    known = {"help", "logdir", *(name.replace("_", "-") for name, _ in defaults)}
+    known = {"help", "logdir", "no-deps", *(name.replace("_", "-") for name, _ in defaults)}
     known |= {f"no-{name.replace('_', '-')}" for name, default in defaults if default is True}
     known |= set(re.findall(r'"--([a-z-]+)"', read(ROOT / "pbcrl" / "label" / "__main__.py")))
     assert set(re.findall(r"(?<!-)--([a-z][a-z0-9-]+)", read(page))) <= known

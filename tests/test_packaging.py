@@ -310,6 +310,18 @@ def test_the_help_of_a_command_names_it_as_it_was_typed():
     assert run.stdout.startswith("usage: python cleanrl_scripts/evaluate.py ")
 
 
+@needs_1_1
+def test_who_typed_pbcrl_is_told_to_type_pbcrl_in_a_checkout_too(tmp_path):
+    """As pip writes the command of an editable installation: a file of that name."""
+    pytest.importorskip("tyro", reason="the flags need tyro")
+    scripts = str(ROOT / "cleanrl_scripts")
+    code = f"import sys; sys.path.insert(0, {scripts!r}); from cli import main; main()"
+    (tmp_path / "pbcrl").write_text(code)
+    command = [sys.executable, str(tmp_path / "pbcrl"), "evaluate", "--help"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.stdout.startswith("usage: pbcrl evaluate ")
+
+
 def test_the_readme_has_no_type_errors_for_its_reader(tmp_path):
     """The library's annotations, as whoever pastes the example into a checked file sees them."""
     pytest.importorskip("mypy", reason="the types are checked with mypy")

@@ -56,7 +56,10 @@ _ABOVE = Path(__file__).resolve().parents[1]
 SCRIPTS = _ABOVE / "pbcrl_scripts" if (_ABOVE / "pbcrl_scripts").is_dir() else _ABOVE
 """Where the training scripts are: beside this package if installed, around it in a checkout."""
 _BOARD_SECONDS = 10.0  # for TensorBoard to write its last events
-_PAID_FOR = "agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"
+_PAID_FOR = (
+    *("agent.safetensors", "cost_model.safetensors", "labels.jsonl", "metrics.jsonl"),
+    "collected",  # episodes, until there are enough
+)
 
 
 class HasIteration(Protocol):
@@ -574,7 +577,8 @@ def _has_content(path: Path) -> bool:
 def command_of(script: str, *words: object) -> str:
     """What to type here to run a script: the name of one of ours, or the path of any.
 
-    They are run by the command `pbcrl`, or by their paths where a checkout has been so far.
+    They are run by the command `pbcrl` where this process was, or where they are installed, and
+    otherwise by their paths.
     """
     path = Path(script)
     if path.suffix != ".py":

@@ -1,8 +1,10 @@
 """The policy that a run leaves: how it is chosen, and its file."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,3 +162,14 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
     said = [text for text in found["verdict"] if "cost model" in text]
     assert said  # else this shows nothing
     assert all(f"- {text}" in card for text in said + found["warnings"])
+
+
+@pytest.mark.slow
+def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
+    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset))
+    page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
+    (table,) = re.findall(r"^A \*\*run\*\* .*?(?=^\*\*An interrupted)", page, re.M | re.S)
+    names = {path.name for path in folder.iterdir()} - {".lock", "ppo_lag_pbcrl.py"}
+    names = {name for name in names if not name.startswith("events.out.tfevents")}
+    assert {"policy.safetensors", "cost_model.md"} <= names
+    assert [name for name in sorted(names) if f"`{name}" not in table] == []
