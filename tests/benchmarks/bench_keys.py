@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ import tyro
 from bench_label import Page, random_episodes
 
 from pbcrl.data.label_log import trajectory_digest
+from pbcrl.label.clips import CLIPS, draw_replay
 from pbcrl.label.store import Kind, LabelStore
+from pbcrl.trajectory import Trajectory
 
 ASKED: dict[str, tuple[Kind, int]] = {
     "pairs": ("pair", 2),
@@ -53,25 +56,18 @@ class Args:
     """the browser"""
 
 
-def ask(folder: Path, kind: str, args: Args) -> None:
-    """Put questions about random episodes into the folder; their clips are drawn by the page."""
-    episodes, replays = random_episodes(args.episodes, args.steps)
+def ask(folder: Path, kind: str, episodes: Sequence[Trajectory], args: Args) -> None:
+    """Put questions about these episodes into the folder."""
     rng, (name, count) = np.random.default_rng(0), ASKED[kind]
     if count == 1:
-        chosen = np.arange(args.questions)[:, None] % len(episodes)
+        chosen = [[i % len(episodes)] for i in range(args.questions)]
     else:
-        chosen = np.array(
-            [rng.choice(len(episodes), count, replace=False) for _ in range(args.questions)]
-        )
+        chosen = [
+            rng.choice(len(episodes), count, replace=False).tolist() for _ in range(args.questions)
+        ]
     store = LabelStore(folder, create=True)
-    how = {digest: replay.to_bytes() for digest, replay in replays.items()}
-    store.ask([(name, [episodes[i] for i in row]) for row in chosen], replays=how)
+    store.ask([(name, [episodes[i] for i in row]) for row in chosen])
     store.close()
-    wanted = {trajectory_digest(episodes[i]) for i in np.unique(chosen)}
-    page = Page(folder)
-    while not all((folder / "clips" / f"{digest}.json").exists() for digest in wanted):
-        time.sleep(0.2)
-    page.close()
 
 
 def keys_of(kind: str, rng: np.random.Generator) -> list[tuple[str, float]]:
@@ -122,20 +118,25 @@ def answered(folder: Path, kind: str, args: Args) -> tuple[list[float], float]:
 
 def main() -> None:
     args = tyro.cli(Args, description=__doc__)
-    for kind in ASKED:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            ask(folder, kind, args)
+    episodes, replays = random_episodes(args.episodes, args.steps)
+    with tempfile.TemporaryDirectory() as name:
+        for episode in episodes:
+            digest = trajectory_digest(episode)
+            draw_replay(Path(name), digest, replays[digest], episode)
+        for kind in ASKED:
+            folder = Path(name) / kind
+            shutil.copytree(Path(name) / CLIPS, folder / CLIPS)
+            ask(folder, kind, episodes, args)
             seconds, keys = answered(folder, kind, args)
             given = LabelStore(folder)
             assert len(given.labels()) == args.questions
             given.close()
-        middle, most = np.quantile(seconds, (0.5, 0.95))
-        print(
-            f"{kind}: mean {np.mean(seconds):.2f} s per question, median {middle:.2f}, 95 % within "
-            f"{most:.2f}; {keys:.1f} keys, of which {keys * args.pause:.2f} s are pauses",
-            flush=True,
-        )
+            middle, most = np.quantile(seconds, (0.5, 0.95))
+            print(
+                f"{kind}: mean {np.mean(seconds):.2f} s per question, median {middle:.2f}, "
+                f"95 % within {most:.2f}; {keys:.1f} keys, of which {keys * args.pause:.2f} s are pauses",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
