@@ -28,7 +28,8 @@ from bench_label import Page, random_episodes
 
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.label.clips import CLIPS, draw_replay
-from pbcrl.label.store import Kind, LabelStore
+from pbcrl.label.standing import Kind
+from pbcrl.label.store import LabelStore
 from pbcrl.trajectory import Trajectory
 
 ASKED: dict[str, tuple[Kind, int]] = {

@@ -137,7 +137,7 @@ def answered(
     if len(shown) % 2:
         shown = shown[:-1]
     order = rng.permutation(len(shown)).reshape(-1, 2)
-    labels = []
+    labels = list[Label]()
     for i, j in order:
         first, second = (safe(shown[k], bound, flips, rng) for k in (i, j))
         preference = math.nan
