@@ -47,8 +47,9 @@ from pbcrl_script_utils.run import made_by
 
 Kind = Literal["pairs", "grids", "marks"]
 SECONDS: dict[Kind, float] = {"pairs": 7.0, "grids": 13.5, "marks": 14.5}
-"""Of a person, per question; estimates, not timed: four keys; twelve clips, of which some are
-clicked; an episode of 20 s at twice its speed, and a key for the whole."""
+"""Of a person, per question; estimates, of which `bench_keys.py` times the handling alone: three or
+four keys; twelve clips, of which some are clicked; an episode of 20 s at twice its speed, and a key
+for the whole."""
 GRID = 12
 COLUMNS = (
     *("commit", "env", "source", "kind", "errors", "minutes", "seed", "questions"),
