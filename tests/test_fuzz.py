@@ -67,7 +67,7 @@ Content = dict[object, object]
 def trajectories() -> list[Trajectory]:
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 6, 6)
-    return [Trajectory(*rng.normal(size=(2, n, 2)), rng.normal(size=n)) for n in sizes]
+    return [Trajectory(*rng.normal(size=(2, n, 2)), rng.exponential(size=n)) for n in sizes]
 
 
 def write_dataset(path: Path) -> None:

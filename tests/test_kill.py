@@ -65,7 +65,7 @@ def episode(number: int) -> Trajectory:
     """Any content that tells which episode it is, of 1 to 20 steps."""
     rng = np.random.default_rng(number)
     steps = int(rng.integers(1, HORIZON + 1))
-    return Trajectory(*(rng.normal(size=(steps, dim)) for dim in (7, 3)), rng.normal(size=steps))
+    return Trajectory(*(rng.normal(size=(steps, dim)) for dim in (7, 3)), rng.random(steps))
 
 
 def sample(seen: int, seed: int) -> list[int]:

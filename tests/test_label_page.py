@@ -22,7 +22,7 @@ import pytest
 
 import pbcrl_envs  # noqa: F401 registers
 from pbcrl.data.label_log import trajectory_digest
-from pbcrl.errors import LabelError, StorageError
+from pbcrl.errors import CorruptFileError, LabelError, StorageError
 from pbcrl.label import server as label_server
 from pbcrl.label.clips import clip_of, draw_frames, draw_replay
 from pbcrl.label.folder_oracle import FolderOracle
@@ -629,7 +629,7 @@ def test_a_small_replay_that_would_blow_up_to_gigabytes_is_refused_unread():
             with archive.open(f"{name}.npy", "w") as file:
                 file.write(bytes(2**25))
     assert len(bomb.getvalue()) < 2e6
-    with pytest.raises(ValueError, match="more than the 268435456 bytes they may have"):
+    with pytest.raises(CorruptFileError, match="more than the 268435456 bytes they may have"):
         Replay.from_bytes(bomb.getvalue())
 
 

@@ -39,7 +39,8 @@ labels = st.builds(
 def trajectories(draw: st.DrawFn, *, obs_dim: int = 2, most: int = 6) -> Trajectory:
     steps = draw(st.integers(1, most))
     shapes = [(steps, obs_dim), (steps, 1), (steps,)]
-    return Trajectory(*(draw(arrays(np.float32, shape, elements=numbers)) for shape in shapes))
+    drawn = [draw(arrays(np.float32, shape, elements=numbers)) for shape in shapes]
+    return Trajectory(*drawn[:2], np.abs(drawn[2]))
 
 
 def f64(values: object) -> Tensor:

@@ -135,8 +135,7 @@ def main() -> None:
             middle, most = np.quantile(seconds, (0.5, 0.95))
             print(
                 f"{kind}: mean {np.mean(seconds):.2f} s per question, median {middle:.2f}, "
-                f"95 % within {most:.2f}; {keys:.1f} keys, "
-                f"of which {keys * args.pause:.2f} s are pauses",
+                f"95 % within {most:.2f}; {keys:.1f} keys, {keys * args.pause:.2f} s of pauses",
                 flush=True,
             )
 

@@ -53,7 +53,8 @@ SECONDS: dict[Kind, float] = {
     **{"pairs": 7.0, "grids": 13.5, "marks": 14.5},
     **{"labels": 3.5, "preferences": 5.5},
 }
-"""Of a person, per question; estimates, not timed: four keys; twelve clips, of which some are
+"""Of a person, per question; estimates, of which `bench_keys.py` times the handling alone: three or
+four keys; twelve clips, of which some are
 clicked; an episode of 20 s at twice its speed, and a key for the whole; half a pair; a pair without
 two of its keys."""
 GRID = 12
