@@ -28,7 +28,7 @@ from pbcrl.env_modules import data_folder_of
 from pbcrl.errors import MismatchError, StorageError
 from pbcrl.metrics import bias, violation_rate
 from pbcrl.spaces import names_of
-from pbcrl.storage import load_tensors
+from pbcrl.storage import check_finite, load_tensors
 from pbcrl_envs.upstream import INSTALL
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
@@ -115,7 +115,9 @@ def load_agent(
         MismatchError: If the env has other spaces than the one it was trained in.
     """
     check_layers(folder, trained)
-    tensors, meta = load_tensors(folder / "agent.safetensors", kind="agent", finite=True)
+    path = folder / "agent.safetensors"
+    tensors, meta = load_tensors(path, kind="agent")
+    check_finite(path, tensors)
     env_id = env_id or str(meta["env_id"])
     script = script_of(folder, trained["script"], trusted=trusted)
     names = {field.name for field in fields(script.Args)}

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from pbcrl.errors import MismatchError, NonFiniteError, require_in
 from pbcrl.spaces import act_dim_of, obs_shape_of, spaces_of
-from pbcrl.storage import described_by, load_tensors, save_tensors
+from pbcrl.storage import check_finite, described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, padded_chunks
 
 KIND = "cost-model"
@@ -469,7 +469,7 @@ class CostModel(LearnedCost):
             StorageError: If the file is missing, damaged, of another version or of another kind,
                 if a weight in it is NaN or infinite, or if it does not fit `net`.
         """
-        tensors, meta = load_tensors(path, kind=KIND, finite=True)
+        tensors, meta = load_tensors(path, kind=KIND)
         with described_by(path):
             if meta["config"].get("kind") == "trees":
                 raise MismatchError(f"{path} holds trees, no network; read it by TreeCost.load")
@@ -478,6 +478,7 @@ class CostModel(LearnedCost):
                     f"{path} holds an ensemble, not a single cost model; read it by "
                     "CostModelEnsemble.load"
                 )
+            check_finite(path, tensors)
             return cls.from_config(path, meta["config"], tensors, net=net), dict(meta["info"])
 
     def config(self) -> dict[str, Any]:

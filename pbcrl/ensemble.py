@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pbcrl.cost_model import KIND, CostModel, LearnedCost
 from pbcrl.errors import MismatchError, require_in
-from pbcrl.storage import described_by, load_tensors, save_tensors
+from pbcrl.storage import check_finite, described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
 from pbcrl.trees import TreeCost
 
@@ -110,7 +110,7 @@ class CostModelEnsemble(LearnedCost):
             StorageError: If the file is missing, damaged, of another version or of another kind,
                 or if it does not fit `nets`.
         """
-        tensors, meta = load_tensors(path, kind=KIND, finite=True)
+        tensors, meta = load_tensors(path, kind=KIND)
         with described_by(path):
             config = meta["config"]
             if config.get("kind") == "trees":
@@ -119,6 +119,7 @@ class CostModelEnsemble(LearnedCost):
                 raise MismatchError(
                     f"{path} holds a single cost model, not an ensemble; read it by CostModel.load"
                 )
+            check_finite(path, tensors)
             configs = config["members"]
             if nets is not None and len(nets) != len(configs):
                 raise MismatchError(

@@ -110,22 +110,20 @@ def save_tensors(
 
 
 def load_tensors(
-    path: str | os.PathLike[str], *, kind: str, finite: bool = False
+    path: str | os.PathLike[str], *, kind: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_tensors` wrote.
 
     Args:
         path: The file to read.
         kind: What the file must hold.
-        finite: Refuse NaN and infinities, as in weights, which then answer everything with NaN.
 
     Returns:
         The tensors by name, on the CPU, and the `meta` that was saved with them.
 
     Raises:
         StorageError: If the file is missing or unreadable.
-        CorruptFileError: If it is damaged, or no checkpoint of this package, or `finite` and a
-            tensor is not.
+        CorruptFileError: If it is damaged, or no checkpoint of this package.
         FormatVersionError: If another version of the format wrote it.
         MismatchError: If it holds another kind.
     """
@@ -153,11 +151,19 @@ def load_tensors(
             f"a checkpoint must be of the kind that is asked for: {path} holds {found_kind!r}, "
             f"not {kind!r}; pass the file that holds {kind!r}, or load this one as {found_kind!r}"
         )
-    for name, tensor in tensors.items() if finite else ():
+    return tensors, meta
+
+
+def check_finite(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN or infinite: they would answer everything with NaN.
+
+    Raises:
+        CorruptFileError: If some are.
+    """
+    for name, tensor in tensors.items():
         if num_bad := int((~tensor.isfinite()).sum()):
             finding = f"{num_bad} of the {tensor.numel()} entries of {name!r} are NaN or infinite"
             raise corrupt(path, finding)
-    return tensors, meta
 
 
 def _read_checkpoint(file: BufferedReader) -> tuple[dict[str, Any], bytes]:

@@ -202,7 +202,7 @@ def rendered(markdown):
 def test_every_link_and_picture_of_the_page_on_pypi_leads_to_a_file_of_the_release():
     home, (found, _) = "https://github.com/who/pbcrl/", rendered(page_of("who/pbcrl"))
     assert f"{home}raw/v7/docs/images/demo.png" in found
-    assert f"{home}blob/v7/docs/results.md#the-cost-model" in found
+    assert f"{home}blob/v7/docs/constraint.md#from-people-alone" in found
     assert len(found) > 15
     for link in found:
         kind, ref, file = link.partition("#")[0].removeprefix(home).split("/", 2)
@@ -215,7 +215,7 @@ def test_a_page_that_knows_no_repository_has_no_link_into_it_and_says_the_same()
     (found, code), (_, with_links) = rendered(page_of(None)), rendered(page_of("who/pbcrl"))
     assert found == []
     assert code == with_links
-    assert "Trees were run on the driving tasks so far" in page_of(None)
+    assert "| eleven small tasks, five seeds |" in page_of(None)
 
 
 def test_who_reads_the_page_on_pypi_installs_by_name():

@@ -247,7 +247,7 @@ def test_a_checkpoint_is_old_or_new_and_there_once_it_was_saved(disk, tmp_path):
 def episode(number: int) -> Trajectory:
     rng = np.random.default_rng(number)
     steps = int(rng.integers(1, 6))
-    return Trajectory(*rng.normal(size=(2, steps, 2)), rng.normal(size=steps))
+    return Trajectory(*rng.normal(size=(2, steps, 2)), rng.random(steps))
 
 
 OPTIONS = {"env_id": "Toy-v0", "obs_shape": (2,), "act_dim": 2, "horizon": 5, "capacity": 6}

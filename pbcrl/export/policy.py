@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from pbcrl.errors import NonFiniteError, StorageError, UnsupportedError
-from pbcrl.storage import described_by, load_tensors, save_tensors
+from pbcrl.storage import check_finite, described_by, load_tensors, save_tensors
 from pbcrl.trajectory import FloatArray
 
 POLICY_FILE = "policy.safetensors"
@@ -188,8 +188,9 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
                 "of a run with a checkpoint. One whose agent was edited to have layers other "
                 f"than {', '.join(_LAYERS)}, or to act in another way, is played by evaluate.py"
             )
-    tensors, meta = load_tensors(path, kind=_KIND, finite=True)
+    tensors, meta = load_tensors(path, kind=_KIND)
     with described_by(path):
+        check_finite(path, tensors)
         return Policy.from_state({"tensors": tensors, "meta": meta})
 
 
