@@ -14,7 +14,7 @@ from pbcrl.errors import MissingCostError, NonFiniteError
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils.args import slow_multiplier
 from pbcrl_script_utils.door import constant_reward, endless_episodes, unmeasurable_limit
-from pbcrl_script_utils.envs import make_envs
+from pbcrl_script_utils.envs import import_env, make_envs
 from pbcrl_script_utils.rollout import Rollout
 
 from .conftest import Faulty
@@ -229,6 +229,7 @@ def test_a_near_id_of_a_module_is_proposed_with_the_module(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     try:
+        import_env("parking_lot:Parkin-v0", by_user=True)  # as a command line has it
         with pytest.raises(ValueError, match=r"did you mean parking_lot:Parking-v0"):
             make_envs("parking_lot:Parkin-v0", 1)
     finally:

@@ -566,10 +566,8 @@ def test_a_rare_catastrophe_with_a_large_learned_cost_is_no_runaway(
     loop = FeedbackLoop(SyntheticOracle(5.0), PreferenceBuffer(()), rng=np.random.default_rng(0))
     learned = np.array([100.0, *np.zeros(19)])
     with Run(args, script=str(SCRIPTS / "ppo_lag.py")) as run:
-        monitor = LabelMonitor(
-            run, args, None, cost_model, loop, LearnedLimit(), horizon=100, limit=5.0
-        )
-        logged = monitor.update(1, Answers(), toy_episodes[:20], learned, 5.0, np.ones((20, 2)))
+        monitor = LabelMonitor(run, args, cost_model, loop, LearnedLimit(), horizon=100, limit=5.0)
+        logged = monitor.update(1, Answers(), toy_episodes[:20], learned, 5.0)
         assert run.state_dict()["warnings"] == []
     assert logged["learned_cost_std"] == pytest.approx(100 * math.sqrt(0.05 * 0.95))
 
