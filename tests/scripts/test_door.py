@@ -171,6 +171,9 @@ def test_where_an_iteration_is_a_part_of_an_episode_there_are_as_many_moves_as_e
 @pytest.mark.parametrize("threads", [1, 3])
 def test_physics_takes_the_threads_that_a_script_is_given(env_id, threads):
     """The calling one is one of them. That they do not change what comes out: tests/envs."""
+    first = make_envs(env_id, 1)  # libraries start a thread of their own, once
+    first.reset(seed=0)
+    first.close()
     before = set(os.listdir("/proc/self/task"))  # of which some may end
     envs = make_envs(env_id, 4, threads=threads)
     envs.reset(seed=0)
