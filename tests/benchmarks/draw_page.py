@@ -67,10 +67,11 @@ def main(args: Args) -> None:
             page.fill("#name", "Ada")
             page.keyboard.press("Enter")
             page.wait_for_selector("#work:visible")
-            page.wait_for_function("labelling.player.ready")
+            while not page.evaluate("labelling.player.ready"):
+                page.wait_for_timeout(50)
             page.wait_for_timeout(2_000)
             page.keyboard.press("Space")
-            for key in ("Digit2", "Digit8") if kind == "pair" else ("Digit2", "Digit5", "Digit9"):
+            for key in ("Digit2", "Digit8") if kind == "pair" else ("Digit6",):
                 if kind != "batch":
                     page.keyboard.press(key)
             page.wait_for_timeout(300)
