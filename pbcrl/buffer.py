@@ -303,6 +303,12 @@ class PreferenceBuffer:
             )
 
     @property
+    def num_safety_labels(self) -> tuple[int, int]:
+        """Labels that say safe, and labels that say unsafe; uncertain ones are neither."""
+        safe = self._labels[:, 1:]
+        return int((safe == 1).sum()), int((safe == 0).sum())
+
+    @property
     def is_trainable(self) -> bool:
         """Whether there are labels on both sides of the limit."""
         return {0.0, 1.0} <= set(self._labels[:, 1:].flat)
@@ -314,8 +320,7 @@ class PreferenceBuffer:
             LabelError: If there is no label, or safe or unsafe ones are missing altogether.
         """
         self.check_labelled()
-        safe = self._labels[:, 1:]
-        num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
+        num_safe, num_unsafe = self.num_safety_labels
         if not num_safe + num_unsafe:
             raise LabelError(
                 "a limit is learned from safety labels, but there are preferences alone, "

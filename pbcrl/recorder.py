@@ -47,7 +47,6 @@ NORMALISED = (
 )
 """What it says of envs that normalise observations inside it."""
 _FIX = {
-    "learned cost": "the cost model has diverged: load its last sound checkpoint",
     "obs": "fix the env, or end its episode before this; call reset() to go on",
     "reward": "fix the env, or end its episode before this; call reset() to go on",
     "cost": "fix the env's info['cost']; call reset() to go on",
@@ -394,7 +393,7 @@ def require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -
     """Refuse NaN and infinities by name and place.
 
     Args:
-        quantity: "obs", "reward", "cost" or "learned cost".
+        quantity: "obs", "reward" or "cost".
         rows: Of N envs, (N, ...).
         step: Which step of its episode each row belongs to, from 1; 0 is a reset. (N,).
 

@@ -83,13 +83,11 @@ def save_tensors(
             "stack those of one shape"
         )
     on_cpu = {name: _plain(name, tensors[name]) for name in sorted(tensors)}
-    for name, tensor in on_cpu.items() if finite else ():
-        if num_bad := int((~tensor.isfinite()).sum()):
-            raise NonFiniteError(
-                f"what {path} holds must be finite, but {num_bad} of the {tensor.numel()} entries "
-                f"of {name!r} are NaN or infinite; nothing was written: lower the learning rate, "
-                "or find the step at which they appeared"
-            )
+    if finite and (bad := _not_finite(on_cpu)):
+        raise NonFiniteError(
+            f"what {path} holds must be finite, but {bad}; nothing was written: lower the learning "
+            "rate, or find the step at which they appeared"
+        )
     about = json.dumps(
         {"format": _CHECKPOINT_FORMAT, "version": FORMAT_VERSION, "kind": kind, "meta": dict(meta)}
     )
@@ -160,10 +158,16 @@ def check_finite(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) ->
     Raises:
         CorruptFileError: If some are.
     """
+    if bad := _not_finite(tensors):
+        raise corrupt(path, bad)
+
+
+def _not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """What is NaN or infinite in the first tensor that is not finite, in words."""
     for name, tensor in tensors.items():
         if num_bad := int((~tensor.isfinite()).sum()):
-            finding = f"{num_bad} of the {tensor.numel()} entries of {name!r} are NaN or infinite"
-            raise corrupt(path, finding)
+            return f"{num_bad} of the {tensor.numel()} entries of {name!r} are NaN or infinite"
+    return None
 
 
 def _read_checkpoint(file: BufferedReader) -> tuple[dict[str, Any], bytes]:

@@ -220,8 +220,7 @@ class Trainer(ABC):
         self._rounds_in_vain += 1
         if self._rounds_in_vain < _ROUNDS_IN_VAIN:
             return
-        safe = buffer.labels[:, 1:]
-        num_safe, num_unsafe = int((safe == 1).sum()), int((safe == 0).sum())
+        num_safe, num_unsafe = buffer.num_safety_labels
         if num_safe + num_unsafe:
             side = "safe" if num_safe else "unsafe"
             found = f"all {num_safe + num_unsafe} safety labels of {len(buffer)} pairs are {side}"

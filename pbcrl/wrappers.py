@@ -143,7 +143,6 @@ class PreferenceCostWrapper(
         step = self._recorder.lengths + 1
         self.cost_model.check_length(int(step[0]))
         learned_cost = float(self.cost_model.step_cost(self._obs, executed)[0])
-        _require_finite("learned cost", learned_cost, step)
 
         # An error from here on leaves the env in an unknown state: reset first.
         obs, self._obs = self._obs, None
@@ -240,7 +239,6 @@ class PreferenceCostVectorWrapper(VectorWrapper):
         step = self.env.next_step
         self.cost_model.check_length(int(step.max()))
         learned_cost = self.cost_model.step_cost(obs, executed)  # (N,)
-        require_finite("learned cost", learned_cost, step)
         next_obs, rewards, terminated, truncated, infos = self.env.step(actions)
         valid = step > 0
         infos |= {"cost": np.where(valid, learned_cost, np.float32(0)), "_cost": valid}

@@ -981,6 +981,13 @@ def test_the_terminal_says_what_counts_as_unsafe_and_what_has_no_clip(tmp_path, 
     assert "2 has no clip; pbcrl label without --terminal draws what can be drawn" in shown
 
 
+def test_the_terminal_shows_no_file_that_a_link_leads_to(tmp_path, type_answers):
+    asked(tmp_path, 1)
+    (tmp_path / "intro.md").symlink_to(__file__)
+    with pytest.raises(SystemExit, match="intro.md: it is a link"):
+        type_answers(tmp_path, "q\n")
+
+
 def test_unsafe_moments_are_typed_at_the_terminal(tmp_path, type_answers):
     """Of three steps none is the fifth, and one line is about both: both are asked again."""
     store = asked(tmp_path, 1)

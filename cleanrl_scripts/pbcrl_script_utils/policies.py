@@ -148,9 +148,8 @@ def choose_policy(
             )
             returns += new.tolist()
             episodes += played
-        learned, answers = cost_model.score(episodes), Answers()
-        rule = copy.deepcopy(constraint)  # it remembers what it measures
-        measured, allowed = rule.measure(answers, learned, cost_model.learned_limit)
+        rule, learned = copy.deepcopy(constraint), cost_model.score(episodes)  # it has a memory
+        measured, allowed = rule.measure(Answers(), learned, cost_model.learned_limit)
         return None if measured is None else measured - allowed, float(np.mean(returns))
 
     with run.phase("choose among the policies of the last fifth", stage="choose"):

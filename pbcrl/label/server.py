@@ -39,7 +39,6 @@ from pbcrl.label.draw import command as draw_command
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.standing import Question
 from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
-from pbcrl.storage import open_regular, unreadable
 from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
 
 _PAGE = {
@@ -51,7 +50,6 @@ _PAGE = {
 _CLIP = re.compile(r"/clips/([0-9a-f]{32})\.mp4")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _MAX_BODY = 16_384  # bytes; an answer has some 300
-_MAX_INTRO = 65_536  # bytes
 _PART = 1 << 18  # bytes of a clip that are in memory at once
 _MAX_CURVES, _MAX_POINTS = 12, 400
 _LOOK_SECONDS = 5.0  # from one look for new questions to the next
@@ -276,23 +274,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _session(self) -> Any:
         return {
             "annotator": self.server.annotator,
-            "intro": self._intro(),
+            "intro": self.server.store.intro(),
             "folder": self.server.store.folder.resolve().name,
         }
-
-    def _intro(self) -> str:
-        path = self.server.store.folder / "intro.md"
-        try:
-            with open_regular(path, follow_links=False) as file:
-                data = file.read(_MAX_INTRO + 1)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise unreadable(path, error) from error
-        text = data[:_MAX_INTRO].decode("utf-8", "replace")
-        if len(data) > _MAX_INTRO:
-            text += f"\n\n**Here intro.md is cut off, after {_MAX_INTRO} bytes.**\n"
-        return text
 
     def _next(self) -> Any:
         store, name = self.server.store, checked_name(self._query("annotator"))

@@ -30,7 +30,14 @@ from pbcrl.errors import LabelError, StorageError
 from pbcrl.label.arrays import from_npz, to_npz
 from pbcrl.label.database import Database, check_head, make_database, wait_for_lock
 from pbcrl.label.standing import Claim, Event, Kind, Progress, Question, Standing
-from pbcrl.storage import corrupt, make_folder, unwritable, write_atomically
+from pbcrl.storage import (
+    corrupt,
+    make_folder,
+    open_regular,
+    unreadable,
+    unwritable,
+    write_atomically,
+)
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
@@ -46,6 +53,7 @@ STORE = "labels.sqlite"
 
 _APPLICATION, _VERSION = 0x7062636C, 2  # "pbcl"
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
+_MAX_INTRO = 65_536  # bytes
 _TOKEN = re.compile(r"[0-9A-Za-z_-]{1,64}")
 
 _QUERIES = """(
@@ -231,6 +239,25 @@ class LabelStore:
                 numbers.append(number)
             self._version = None  # what oneself has asked does not count as the file's change
         return numbers
+
+    def intro(self) -> str:
+        """What counts as unsafe, in the words of whoever asks: the folder's intro.md, or "".
+
+        Raises:
+            StorageError: If it cannot be read, or is a link: that may lead anywhere.
+        """
+        path = self.folder / "intro.md"
+        try:
+            with open_regular(path, follow_links=False) as file:
+                data = file.read(_MAX_INTRO + 1)
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            raise unreadable(path, error) from error
+        text = data[:_MAX_INTRO].decode("utf-8", "replace")
+        if len(data) > _MAX_INTRO:
+            text += f"\n\n**Here intro.md is cut off, after {_MAX_INTRO} bytes.**\n"
+        return text
 
     def questions(self) -> list[Question]:
         """All of them, in the order of asking."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import CLIPS
@@ -32,7 +31,7 @@ def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
     try:
         print(f"{len(store.open_for(annotator))} open questions in {printable(store.folder)}")
         print("s puts one off, u takes the last answer back, q ends")
-        print(f"\n{_task(store.folder)}")
+        print(f"\n{_task(store)}")
         left_out: set[int] = set()
         while True:
             found = [q for q in store.open_for(annotator) if q.id not in left_out]
@@ -47,16 +46,13 @@ def ask_at_terminal(store: LabelStore, *, annotator: str) -> None:
         print()
 
 
+_NO_TASK = "nobody has written down what counts as unsafe: intro.md in this folder may say it"
 _NO_CLIP = "pbcrl label without --terminal draws what can be drawn"
 
 
-def _task(folder: Path) -> str:
+def _task(store: LabelStore) -> str:
     """What counts as unsafe, in the words of whoever asks."""
-    try:
-        with open(folder / "intro.md", "rb") as file:
-            text = file.read(65_536).decode("utf-8", "replace").strip()
-    except FileNotFoundError:
-        return "nobody has written down what counts as unsafe: intro.md in this folder may say it"
+    text = store.intro().strip() or _NO_TASK
     return "\n".join(map(printable, text.splitlines()))
 
 

@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy as np
 import tyro
-from bench_label import Page, random_episodes
+from bench_label import Page, draw, random_episodes
 
-from pbcrl.data.label_log import trajectory_digest
-from pbcrl.label.clips import CLIPS, draw_replay
+from pbcrl.label.clips import CLIPS
 from pbcrl.label.standing import Kind
 from pbcrl.label.store import LabelStore
 from pbcrl.trajectory import Trajectory
@@ -121,9 +120,7 @@ def main() -> None:
     args = tyro.cli(Args, description=__doc__)
     episodes, replays = random_episodes(args.episodes, args.steps)
     with tempfile.TemporaryDirectory() as name:
-        for episode in episodes:
-            digest = trajectory_digest(episode)
-            draw_replay(Path(name), digest, replays[digest], episode)
+        draw(Path(name), episodes, replays)
         for kind in ASKED:
             folder = Path(name) / kind
             shutil.copytree(Path(name) / CLIPS, folder / CLIPS)

@@ -31,6 +31,7 @@ import tyro
 import pbcrl_envs  # noqa: F401 - registers the tasks
 from pbcrl import FolderOracle, Query, Trajectory
 from pbcrl.data.label_log import trajectory_digest
+from pbcrl.label.clips import draw_replay
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore, _insert
 
@@ -75,6 +76,13 @@ def random_episodes(count: int, steps: int) -> tuple[list[Trajectory], dict[str,
         episodes.append(Trajectory(np.array(rows), actions))
         replays[trajectory_digest(episodes[-1])] = Replay("pbcrl_envs:PointHazards-v0", seed=seed)
     return episodes, replays
+
+
+def draw(folder: Path, episodes: list[Trajectory], replays: dict[str, Replay]) -> None:
+    """Make the clips of `random_episodes`, which any label folder may have a copy of."""
+    for episode in episodes:
+        digest = trajectory_digest(episode)
+        draw_replay(folder, digest, replays[digest], episode)
 
 
 def ask(folder: Path, args: Args) -> None:

@@ -138,7 +138,7 @@ def answered(
     if len(shown) % 2:
         shown = shown[:-1]
     order = rng.permutation(len(shown)).reshape(-1, 2)
-    labels = list[Label]()
+    labels, told = list[Label](), False
     for i, j in order:
         first, second = (safe(shown[k], bound, flips, rng) for k in (i, j))
         preference = math.nan
@@ -147,9 +147,9 @@ def answered(
             preference = 0.5 if costs[0] == costs[1] else float(costs[0] < costs[1])
             preference = 1 - preference if rng.random() < flips else preference
         if kind == "preferences":
-            told = any(0.0 in (label.first_safe, label.second_safe) for label in labels)
-            first, second = (one if one == 0 and not told else math.nan for one in (first, second))
-            second = second if math.isnan(first) else math.nan
+            is_first_unsafe = not told and first == 0
+            told |= is_first_unsafe
+            first, second = 0.0 if is_first_unsafe else math.nan, math.nan
         labels.append(Label(preference, first, second))
     buffer = PreferenceBuffer(shown)
     buffer.add_labels(order, labels)

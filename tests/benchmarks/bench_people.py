@@ -34,7 +34,8 @@ from bench_label import Page
 from bench_minutes import SECONDS
 from evaluate import load_agent
 
-from pbcrl.trajectory import unsafe_stretches
+from pbcrl.label.store import contradiction
+from pbcrl.trajectory import Label, unsafe_stretches
 from pbcrl_script_utils.certificate import read_certificates
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.resume import read_args
@@ -94,7 +95,9 @@ def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any
     right = [0.5 if first == second else float(first < second), *safe]
     while True:
         answers = [1 - one if rng.random() < args.errors else one for one in right]
-        if answers not in ([1.0, 0.0, 1.0], [0.0, 1.0, 0.0]):  # which the page does not take
+        if (
+            contradiction(Label(answers[0], answers[1], answers[2])) is None
+        ):  # the page takes no other
             break
     if not args.marks:
         return answers

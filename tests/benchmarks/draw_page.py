@@ -14,13 +14,18 @@ from typing import Any
 
 import numpy as np
 import tyro
-from bench_label import Page, random_episodes
+from bench_label import Page, draw, random_episodes
 
-from pbcrl.data.label_log import trajectory_digest
-from pbcrl.label.clips import CLIPS, draw_replay
+from pbcrl.label.clips import CLIPS
 from pbcrl.label.standing import Kind
 from pbcrl.label.store import LabelStore
 
+ASKED: dict[Kind, tuple[int, list[str]]] = {
+    "pair": (2, ["Digit2", "Digit8"]),
+    "batch": (12, []),
+    "grid": (12, ["Digit6"]),
+}
+"""By kind: how many clips are shown, and the keys of an answer."""
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 INTRO = """# Blue discs
 
@@ -42,15 +47,11 @@ def main(args: Args) -> None:
     from playwright.sync_api import sync_playwright
 
     episodes, replays = random_episodes(24, 100)
-    asked: list[tuple[str, Kind, int]] = [("pair", "pair", 2), ("batch", "batch", 12)]
-    asked.append(("grid", "grid", 12))
     with sync_playwright() as started, tempfile.TemporaryDirectory() as name:
         browser = started.chromium.launch(executable_path=args.chromium)
-        for episode in episodes:
-            digest = trajectory_digest(episode)
-            draw_replay(Path(name), digest, replays[digest], episode)
-        for picture, kind, count in asked:
-            folder = Path(name) / picture
+        draw(Path(name), episodes, replays)
+        for kind, (count, keys) in ASKED.items():
+            folder = Path(name) / kind
             store = LabelStore(folder, create=True)
             rng = np.random.default_rng(3)
             chosen = [rng.choice(24, count, replace=False).tolist() for _ in range(20)]
@@ -71,11 +72,10 @@ def main(args: Args) -> None:
                 page.wait_for_timeout(50)
             page.wait_for_timeout(2_000)
             page.keyboard.press("Space")
-            for key in ("Digit2", "Digit8") if kind == "pair" else ("Digit6",):
-                if kind != "batch":
-                    page.keyboard.press(key)
+            for key in keys:
+                page.keyboard.press(key)
             page.wait_for_timeout(300)
-            page.screenshot(path=Path(args.out) / f"labelling-{picture}.png")
+            page.screenshot(path=Path(args.out) / f"labelling-{kind}.png")
             page.close()
             server.close()
         browser.close()
