@@ -984,7 +984,7 @@ def test_the_terminal_says_what_counts_as_unsafe_and_what_has_no_clip(tmp_path, 
 def test_the_terminal_shows_no_file_that_a_link_leads_to(tmp_path, type_answers):
     asked(tmp_path, 1)
     (tmp_path / "intro.md").symlink_to(__file__)
-    with pytest.raises(SystemExit, match="intro.md: it is a link"):
+    with pytest.raises(SystemExit, match=r"intro\.md: it is a link"):
         type_answers(tmp_path, "q\n")
 
 
