@@ -569,7 +569,8 @@ class CostModelTrainer(Trainer):
 
     def _member_excess(self, trajectories: Sequence[Trajectory]) -> Tensor:
         device = next(self.model.parameters()).device.type
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=self._bf16):
+        # Without a cache, which within a caller's autocast would outlive the step and its weights.
+        with torch.autocast(device, torch.bfloat16, self._bf16, cache_enabled=False):
             return self.model.member_excess(*padded(trajectories))
 
     def _new_optimizer(self) -> torch.optim.Optimizer:

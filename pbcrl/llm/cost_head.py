@@ -373,8 +373,13 @@ def _costs(model: Any, chunk: Sequence[Tensor]) -> Tensor:
     tokens = pad_sequence(list(chunk), batch_first=True, padding_value=model.config.pad_token_id)
     lengths = torch.tensor([[len(row)] for row in chunk])
     mask = torch.arange(tokens.shape[1]) < lengths
-    out = model(
-        input_ids=tokens.long().to(model.device), attention_mask=mask.long().to(model.device)
-    )
+    # A caller's autocast keeps its copies of the weights until he leaves it: a fit within it would
+    # compute with the weights of its beginning all through.
+    kind = model.device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    with torch.autocast(kind, dtype, enabled, cache_enabled=False):
+        out = model(
+            input_ids=tokens.long().to(model.device), attention_mask=mask.long().to(model.device)
+        )
     logits: Tensor = out.logits  # (B, 1)
     return logits.squeeze(-1).float()
