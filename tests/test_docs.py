@@ -72,7 +72,7 @@ def functions(path: Path) -> set[str]:
 
 # -- Equations -------------------------------------------------------------------------------
 
-EQUATIONS = rows(read(ROOT / "docs" / "equations.md"))
+EQUATIONS = rows(section(read(ROOT / "docs" / "paper.md"), "Equations"))
 
 
 def test_every_numbered_equation_of_the_method_is_in_the_table():
@@ -120,7 +120,7 @@ def args_of(script: Path) -> type[Any]:
 
 
 def test_the_settings_that_are_compared_with_the_paper_are_the_defaults():
-    page = read(ROOT / "docs" / "reading-of-the-paper.md")
+    page = read(ROOT / "docs" / "paper.md")
     table = rows(section(page, "Settings"))
     assert len(table) > 10
     defaults = arguments(SCRIPTS / "ppo_lag_pbcrl.py")
