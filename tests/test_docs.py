@@ -24,7 +24,6 @@ NOTEBOOK = sorted((ROOT / "docs" / "notebook").glob("*.md"))
 SHOW_VECTOR_ENVS = [
     "adapters.md",
     "driving.md",
-    "proving-ground.md",
     "robotics.md",
     "runs.md",
     "scripts.md",
