@@ -85,10 +85,7 @@ class Args(utils.RunArgs):
     """episodes in the batch of --constraint accept; two count as one online query"""
     dataset: str | None = None
     """trajectories to pretrain on: a folder of ours, a local Minari dataset by id or folder, or a
-    DSRL file; default: collect some by the reward alone and cache them"""
-    collect_timesteps: utils.Count | None = None
-    """env steps of that collection; default: for three episodes per offline query, and 100,000 or
-    more, but no more than total_timesteps"""
+    DSRL file; default: collect some by the reward alone and cache them, three per offline query"""
     offline_queries: utils.NonNegativeInt = 0
     """pairs of offline episodes, labelled for pretraining, a tenth of them for validation"""
     online_queries: utils.NonNegativeInt = 20_000
@@ -106,6 +103,9 @@ class Args(utils.RunArgs):
     """probability that the simulated oracle flips a preference"""
     safety_noise: utils.Share = 0.0
     """probability that the simulated oracle flips a safety label"""
+    marks: bool = False
+    """whether the simulated oracle marks the steps that cost, too, in both episodes of a pair. Where
+    it flips safety labels, marks are up to ten steps off, and twice that share of them is missed"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or
     limit is needed then. Runs share its answers, and ask nothing there a second time"""
@@ -428,7 +428,6 @@ def train(args: Args) -> Path:
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     utils.check_labels(args)
-    args = utils.with_collection(args, horizon)
 
     with utils.Run(args, script=__file__, cost_limit=limit) as run:
         run.begin("PbCRL")

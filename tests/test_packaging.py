@@ -153,10 +153,10 @@ def test_a_training_script_of_the_wheel_runs_by_its_command(built, tmp_path):
     path, _ = built
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path / "site")
-    flags = "--env-id PointHazards-v0 --total-timesteps 400 --num-envs 4 --eval-episodes 2"
+    flags = "--env-id PointHazards-v0 --total-timesteps 4000 --num-envs 4 --eval-episodes 2"
     flags += " --hidden-sizes 8 --minibatch-size 200 --threads 1 --cost-limit 15 --run-name"
     # Without a dataset it has ppo_lag.py collect one.
-    labels = "--collect-timesteps 4000 --offline-queries 50 --online-queries 0 --constraint learned"
+    labels = "--offline-queries 50 --online-queries 0 --constraint learned"
     code = "from pbcrl_scripts.cli import main; main()"
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     for words, said in [

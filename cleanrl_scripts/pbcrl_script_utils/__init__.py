@@ -21,7 +21,7 @@ from pbcrl_script_utils.args import (
 )
 from pbcrl_script_utils.card import write_card
 from pbcrl_script_utils.checkpoint import Checkpoint, has_state
-from pbcrl_script_utils.collect import Collector, offline_episodes, with_collection
+from pbcrl_script_utils.collect import Collector, offline_episodes
 from pbcrl_script_utils.datasets import open_dataset
 from pbcrl_script_utils.envs import (
     action_bounds,
@@ -81,7 +81,6 @@ __all__ = [
     "resolve_cost_limit",
     "save_agent",
     "start_episodes",
-    "with_collection",
     "with_lengths",
     "write_card",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import subprocess
@@ -35,8 +34,8 @@ _PER_QUERY = 3  # two are shown, and a fifth of all is kept to validate and to t
 _FEWEST_STEPS = 100_000  # a policy of the reward alone is to be random at first, reckless at last
 
 
-def with_collection(args: Any, horizon: int) -> Any:
-    """Return arguments with the length of the collection, if one is made and it was left open.
+def collection_steps(args: Any, horizon: int) -> int:
+    """Return how many env steps are collected by the reward alone: three episodes per query.
 
     What nobody is asked about need not be played. The shorter it is, the more of it is from before
     the policy has found what it repeats: few queries see more kinds of behaviour.
@@ -45,11 +44,9 @@ def with_collection(args: Any, horizon: int) -> Any:
         args: Of `ppo_lag_pbcrl.py`.
         horizon: Most steps of an episode.
     """
-    if args.collect_timesteps is not None or args.dataset is not None or not args.offline_queries:
-        return args
     wanted = _PER_QUERY * args.offline_queries * horizon
-    steps = min(max(wanted, _FEWEST_STEPS), args.total_timesteps)
-    return dataclasses.replace(args, collect_timesteps=steps)
+    steps: int = min(max(wanted, _FEWEST_STEPS), args.total_timesteps)
+    return steps
 
 
 class Collector:
@@ -113,7 +110,7 @@ def offline_episodes(
     """Return those of `args.dataset`, or collect them; none if nothing is learned offline.
 
     Args:
-        args: Of `ppo_lag_pbcrl.py`, `with_collection`.
+        args: Of `ppo_lag_pbcrl.py`.
         run: Whose folder holds what is collected until it is finished.
         envs: Of `make_envs`, which the episodes must fit.
         replays: Where it is looked up how they can be played again, if that is wanted.
@@ -124,7 +121,7 @@ def offline_episodes(
     path = args.dataset
     if path is None and args.offline_queries:
         with run.phase("phase 1 of 4: collect episodes by the reward alone", stage="collect"):
-            path = collect(args, run)
+            path = collect(args, run, horizon_of(envs))
     if path is None:
         return [], [], []
     if not args.offline_queries:
@@ -142,7 +139,7 @@ def offline_episodes(
     )
 
 
-def collect(args: Any, run: Run) -> Path:
+def collect(args: Any, run: Run, horizon: int) -> Path:
     """Return the cached dataset, or start `ppo_lag.py` as a child to make it.
 
     Nobody has told a cost yet, so its policy is a reckless one; while it learns, it is many others.
@@ -152,7 +149,7 @@ def collect(args: Any, run: Run) -> Path:
     """
     options = {name: getattr(args, name) for name in _SHARED.split()}
     options["cost_limit"] = np.inf
-    options["total_timesteps"] = args.collect_timesteps
+    options["total_timesteps"] = collection_steps(args, horizon)
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
     env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")

@@ -73,7 +73,7 @@ def open_dataset(
     if len(episodes) < 10:
         raise LabelError(
             f"10 episodes or more are needed to split them, {dataset} has {len(episodes)}; collect "
-            "more (--collect-timesteps)"
+            "more (--total-timesteps)"
         )
     order = rng.permutation(len(episodes))
     size = max(2, len(episodes) // 10)

@@ -55,6 +55,11 @@ def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -
             show=None if replays is None else replays.of,
             say=lambda text: run.say(f"   {text}"),
         )
-    teacher = Teacher(preference_noise=args.preference_noise, safety_noise=args.safety_noise)
+    teacher = Teacher(
+        preference_noise=args.preference_noise,
+        safety_noise=args.safety_noise,
+        mark_error=10 if args.safety_noise else 0,
+        missed=min(1.0, 2 * args.safety_noise),
+    )
     rng = np.random.default_rng([args.seed, 1])
-    return SyntheticOracle(limit, budget=budget, teacher=teacher, rng=rng)
+    return SyntheticOracle(limit, budget=budget, marks=args.marks, teacher=teacher, rng=rng)

@@ -48,7 +48,6 @@ SMALL = """
 """
 PBCRL = """
     --offline-queries 40 --online-queries 6
-    --collect-timesteps 200
 """
 
 

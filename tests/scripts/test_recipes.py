@@ -8,7 +8,7 @@ import pytest
 import pbcrl_envs
 from pbcrl_script_utils import recipes
 from pbcrl_script_utils.args import check_args, slow_multiplier, with_lengths
-from pbcrl_script_utils.collect import with_collection
+from pbcrl_script_utils.collect import collection_steps
 from pbcrl_script_utils.labels import check_labels
 from pbcrl_script_utils.launch import parse
 from pbcrl_script_utils.recipes import recipe_lines, recipe_of
@@ -252,14 +252,11 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
         ({"offline_queries": 350}, 3 * 350 * 200),
         ({"offline_queries": 60}, 100_000),
         ({"offline_queries": 18_000}, 500_000),
-        ({"offline_queries": 60, "collect_timesteps": 4_000}, 4_000),
-        ({"offline_queries": 0}, None),
-        ({"offline_queries": 60, "dataset": "there"}, None),
     ],
 )
 def test_three_episodes_are_collected_per_offline_query(scripts, options, steps):
     args = scripts.ppo_lag_pbcrl.Args(env_id="Mine-v0", total_timesteps=500_000, **options)
-    assert with_collection(args, 200).collect_timesteps == steps
+    assert collection_steps(args, 200) == steps
 
 
 def test_only_who_can_be_labelled_by_people_has_a_recipe_of_people():

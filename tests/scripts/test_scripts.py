@@ -219,8 +219,7 @@ def test_pbcrl_collects_its_own_dataset_once_and_then_reuses_it(scripts, tmp_pat
         scripts,
         tmp_path,
         None,
-        total_timesteps=400,
-        collect_timesteps=4000,
+        total_timesteps=4000,
         cost_limit=15.0,  # random drivers keep to it in some episodes and not in others
     )
     scripts.ppo_lag_pbcrl.train(args)
@@ -462,7 +461,7 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
     folder = tmp_path / "questions"
     options = ["--env-id", "nocost:NoCost-v0", "--label-folder", folder, "--label-wait", "inf"]
     options += ["--constraint", constraint, "--accept-batch", 10, "--runs-dir", tmp_path]
-    options += ["--collect-timesteps", 6000, "--total-timesteps", 6000]
+    options += ["--total-timesteps", 6000]
     options += ["--offline-queries", 30, "--online-queries", 40]
     small = SMALL | {"hidden_sizes": 16}
     for name, value in (small | {"run_name": "run"}).items():
