@@ -104,7 +104,7 @@ class Args(utils.RunArgs):
     safety_noise: utils.Share = 0.0
     """probability that the simulated oracle flips a safety label"""
     marks: bool = False
-    """whether the simulated oracle marks the steps that cost, too, in both episodes of a pair. Where
+    """whether the simulated oracle marks the steps that cost, too, in each episode of a pair; where
     it flips safety labels, marks are up to ten steps off, and twice that share of them is missed"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or

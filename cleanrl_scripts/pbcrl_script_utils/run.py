@@ -49,7 +49,13 @@ from pbcrl_script_utils.door import (
 from pbcrl_script_utils.recipes import recipe_lines
 from pbcrl_script_utils.resume import check_unfinished, read_args
 from pbcrl_script_utils.rollout import Rollout
-from pbcrl_script_utils.verdict import limit_verdicts, multiplier_verdict, plus_minus, verdict
+from pbcrl_script_utils.verdict import (
+    limit_verdicts,
+    multiplier_verdict,
+    plus_minus,
+    standstill_verdict,
+    verdict,
+)
 from pbcrl_script_utils.video import animated, check_film
 
 _ABOVE = Path(__file__).resolve().parents[1]
@@ -424,7 +430,8 @@ class Run:
         said = self._slow_multiplier() or multiplier_verdict(
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
-        return [] if said is None else [said]
+        earned = [row["return"] for row in rows if _finite(row.get("return"))]
+        return [line for line in (said, standstill_verdict(earned)) if line is not None]
 
     def _end_stage(self) -> None:
         assert self._stage is not None

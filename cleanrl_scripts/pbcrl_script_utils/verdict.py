@@ -225,6 +225,29 @@ def multiplier_verdict(
     return f"{said}{above} train longer, {longer}{higher}"
 
 
+def standstill_verdict(returns: Sequence[float]) -> str | None:
+    """Say if the policy earns less than it did untrained: then the cost has stopped it.
+
+    The mean of the last fifth of the iterations is below that of the first twentieth, by more than
+    the normal 95 % interval of the difference. Of fewer than 40 iterations nothing is said.
+
+    Args:
+        returns: Mean return of the training episodes of each iteration, of those in which some
+            ended.
+    """
+    if len(returns) < 40:
+        return None
+    start = np.asarray(returns[: len(returns) // 20])
+    end = np.asarray(returns[-(len(returns) // 5) :])
+    if start.mean() - end.mean() <= math.hypot(interval(start), interval(end)):
+        return None
+    return (
+        f"the policy earns less than it did untrained, {end.mean():.4g} to {start.mean():.4g}: the "
+        "cost has stopped it. If a safe policy can earn more, ask more, mark unsafe moments "
+        "(docs/labels.md), or raise the limit"
+    )
+
+
 def verdict(
     found: Mapping[str, Any], *, multiplier: Sequence[str] = (), flag: str = "--eval-episodes"
 ) -> list[str]:

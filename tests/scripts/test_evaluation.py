@@ -332,6 +332,19 @@ def test_a_multiplier_at_its_cap_is_an_alarm_if_the_limit_is_not_kept(is_kept, s
     assert said_of(at_cap, cap=math.inf) is None
 
 
+def test_a_policy_that_earns_less_than_untrained_was_stopped_by_the_cost():
+    """Five iterations of 100 are a twentieth: 1, 3, 2, 1, 3, their mean 2 +- 0.88."""
+    start, middle = [1.0, 3.0, 2.0, 1.0, 3.0], [50.0] * 75
+    stopped = verdict.standstill_verdict([*start, *middle, *[0.5, 1.0] * 10])
+    assert stopped is not None
+    assert stopped.startswith(
+        "the policy earns less than it did untrained, 0.75 to 2: the cost has"
+    )
+    assert verdict.standstill_verdict([*start, *middle, *[1.1, 1.3] * 10]) is None  # the noise of 5
+    assert verdict.standstill_verdict([*start, *middle, *[2.0, 9.0] * 10]) is None
+    assert verdict.standstill_verdict([9.0] * 2 + [1.0] * 37) is None  # of so few nothing is said
+
+
 def test_a_multiplier_that_climbs_to_the_end_says_so():
     """1, 2, .. 300: the means of iterations 241 to 260 and of 281 to 300 are 250.5 and 290.5."""
     climbing = np.arange(1, 301) / 100
