@@ -316,9 +316,11 @@ def minutes() -> dict[str, list[list[str]]]:
 
 def proving() -> dict[str, list[list[str]]]:
     """Return the tables of the proving ground, by `bench_proving.py`: development and sealed."""
+    # Of a seed that ran under several commits the newest counts, the last of the file.
+    newest = {(row["task"], row["method"], row["seed"]): row for row in read("proving.csv")}
     found: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in read("proving.csv"):
-        found.setdefault((row["task"], row["method"]), []).append(row)
+    for (task, method, _), row in newest.items():
+        found.setdefault((task, method), []).append(row)
     made = {name: [list(PROVING_COLUMNS)] for name in ("development", "sealed")}
     order = [(task, method) for task in sorted({task for task, _ in found}) for method in PROVING]
     for task, method in order:
