@@ -1,0 +1,108 @@
+"""Policies by the minutes of a simulated person who answers about pairs and marks unsafe moments.
+
+`python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds as
+people are asked by default, two thirds of the pairs about episodes of the reward alone, and λ by
+the share of unsafe episodes, at most 0.05. A row for each is added to the file; what has a row is
+not run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth
+of the unsafe stretches missed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+
+import tyro
+from script_runs import add_row
+
+from pbcrl_script_utils.run import made_by
+
+SCRIPT = Path(__file__).parents[2] / "cleanrl_scripts" / "ppo_lag_pbcrl.py"
+SECONDS = 7 + 2 * 14.5
+"""Of a pair of whole episodes whose moments are marked, by the table of bench_minutes.py."""
+MEASURES = (
+    *("cost_limit", "return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
+    *("violation_rate_stochastic", "return_last_fifth", "true_cost_last_fifth", "multiplier"),
+    *("step_auroc_evaluation", "queries_used", "wall_seconds"),
+)
+COLUMNS = "commit", "env", "minutes", "errors", "seed", *MEASURES, "command"
+
+
+@dataclass(frozen=True)
+class Args:
+    out: str
+    """CSV file to add rows to"""
+    env_ids: tuple[str, ...] = ("DrivingBlockedRoad-v0", "DrivingLaneChange-v0")
+    """tasks"""
+    minutes: tuple[int, ...] = (10, 30, 100)
+    """of the person"""
+    errors: tuple[int, ...] = (0, 1)
+    """whether the person errs, 0 or 1"""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    workers: int = 1
+    """runs at a time"""
+
+
+def main(args: Args) -> None:
+    out, lock = Path(args.out), Lock()
+    done = set()
+    if out.exists():
+        with out.open(newline="") as file:
+            done = {
+                tuple(row[name] for name in ("env", "minutes", "errors", "seed"))
+                for row in csv.DictReader(file)
+            }
+
+    def run(job: tuple[str, int, int, int]) -> None:
+        env_id, minutes, errors, seed = job
+        pairs = int(60 * minutes / SECONDS)
+        offline = round(2 * pairs / 3)
+        words = ["--env-id", env_id, "--seed", str(seed), "--marks", "--threads", "1"]
+        words += ["--offline-queries", str(offline), "--online-queries", str(pairs - offline)]
+        words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
+        if errors:
+            words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
+        with tempfile.TemporaryDirectory() as folder:
+            place = ["--runs-dir", folder, "--run-name", "run"]
+            result = subprocess.run(
+                [sys.executable, str(SCRIPT), *words, *place],
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            if result.returncode != 0:
+                print(f"{job} failed: {result.stderr[-500:]}", flush=True)
+                return
+            summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        row = {
+            "commit": made_by(__file__)["commit"] or "",
+            **{"env": env_id, "minutes": minutes, "errors": errors, "seed": seed},
+            **{name: summary[name] for name in MEASURES},
+            "command": "python cleanrl_scripts/ppo_lag_pbcrl.py " + " ".join(words),
+        }
+        row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
+        with lock:
+            add_row(out, COLUMNS, row)
+        print({name: row[name] for name in COLUMNS[1:-1]}, flush=True)
+
+    jobs = [
+        (env_id, minutes, errors, seed)
+        for seed in args.seeds
+        for minutes in args.minutes
+        for errors in args.errors
+        for env_id in args.env_ids
+        if (env_id, str(minutes), str(errors), str(seed)) not in done
+    ]
+    with ThreadPoolExecutor(args.workers) as pool:
+        list(pool.map(run, jobs))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
