@@ -1,7 +1,7 @@
 """Policies by the minutes of a simulated person who answers about pairs and marks unsafe moments.
 
-`python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks, minutes and seeds as
-people are asked by default, two thirds of the pairs about episodes of the reward alone, and λ by
+`python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
+as people are asked by default, two thirds of the pairs about episodes of the reward alone, λ by
 the share of unsafe episodes, at most 0.05. A row for each is added to the file; what has a row is
 not run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth
 of the unsafe stretches missed.
