@@ -155,22 +155,14 @@ class LearnedCost(nn.Module, ABC):
             NonFiniteError: If a number is NaN or infinite, also after the cast to float32, or the
                 cost is: then the model has diverged.
         """
-        rows: list[NDArray[Any]] = []
-        for name, given in zip(("obs", "actions"), (obs, actions), strict=True):
-            with np.errstate(over="ignore"):  # what overflows becomes infinite
-                rows.append(np.array(given, np.uint8 if given.dtype == np.uint8 else np.float32))
-            if not np.isfinite(rows[-1]).all():
-                raise NonFiniteError(
-                    f"{name} of a cost model must be finite, got NaN or an infinity in float32; "
-                    "find the step that produced it"
-                )
+        rows = finite_rows(obs, actions)
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if obs.size <= _FEW_NUMBERS else threads)
         try:
             cost: Tensor = self(*map(torch.from_numpy, rows))
         finally:
             torch.set_num_threads(threads)
-        return _finite(cost.float().cpu().numpy())
+        return finite_costs(cost.float().cpu().numpy())
 
     @torch.no_grad()
     def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
@@ -181,7 +173,7 @@ class LearnedCost(nn.Module, ABC):
         """
         # To the CPU in the end only: a GPU need not wait for the next chunk to be read.
         costs = [self.trajectory_cost(*chunk) for chunk in padded_chunks(trajectories)]
-        return _finite(torch.cat(costs).double().cpu().numpy()) if costs else np.empty(0)
+        return finite_costs(torch.cat(costs).double().cpu().numpy()) if costs else np.empty(0)
 
     @torch.no_grad()
     def member_scores(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
@@ -649,7 +641,30 @@ def _standardised(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     return (on_device - mean).div_(scale).clamp_(-_INPUT_CLIP, _INPUT_CLIP)
 
 
-def _finite(cost: NDArray[Any]) -> NDArray[Any]:
+def finite_rows(obs: NDArray[Any], actions: NDArray[Any]) -> list[NDArray[Any]]:
+    """Return copies of both as a cost model reads them, float32 or uint8.
+
+    Raises:
+        NonFiniteError: If a number is NaN or infinite, also after the cast.
+    """
+    rows: list[NDArray[Any]] = []
+    for name, given in zip(("obs", "actions"), (obs, actions), strict=True):
+        with np.errstate(over="ignore"):  # what overflows becomes infinite
+            rows.append(np.array(given, np.uint8 if given.dtype == np.uint8 else np.float32))
+        if not np.isfinite(rows[-1]).all():
+            raise NonFiniteError(
+                f"{name} of a cost model must be finite, got NaN or an infinity in float32; "
+                "find the step that produced it"
+            )
+    return rows
+
+
+def finite_costs(cost: NDArray[Any]) -> NDArray[Any]:
+    """Return learned costs as they are.
+
+    Raises:
+        NonFiniteError: If one is NaN or infinite.
+    """
     if not np.isfinite(cost).all():
         raise NonFiniteError(
             "a learned cost must be finite, but it is NaN or infinite for finite observations and "

@@ -21,7 +21,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl.cost_model import KIND, LearnedCost
+from pbcrl.cost_model import KIND, LearnedCost, finite_costs, finite_rows
 from pbcrl.errors import MismatchError, require_in
 from pbcrl.spaces import input_names, names_of, spaces_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
@@ -61,6 +61,23 @@ class Trees(NamedTuple):
         children = torch.empty(nodes, dtype=torch.int8)
         feature = torch.empty(nodes, dtype=torch.int32)
         return cls(feature, torch.empty(nodes), children, children.clone(), torch.empty(leaves))
+
+
+class _OfOne(NamedTuple):
+    """The trees as arrays, to score one row; n = M R trees."""
+
+    features: NDArray[np.int64]  # (7, n), as all but the last two
+    thresholds: NDArray[np.float32]
+    if_left: NDArray[np.uint8]
+    change: NDArray[np.uint8]
+    values: NDArray[np.float32]  # (256 n,)
+    offsets: NDArray[np.int64]  # (n,)
+
+
+_OTHER_STEPS = (
+    "observations and actions are those of the same steps, got {obs} and {actions}; check their "
+    "leading axes"
+)
 
 
 class TreeCost(LearnedCost):
@@ -243,6 +260,34 @@ class TreeCost(LearnedCost):
             return mean
         return mean + self.pessimism * costs.std(dim=0, correction=0)
 
+    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
+        """Return c_ψ of NumPy rows, see `LearnedCost.step_cost`.
+
+        One row, as of a single env, is scored by NumPy: PyTorch's calls would take five times as
+        long as what they compute.
+        """
+        if len(obs) != 1 or self._of_one is None:
+            return super().step_cost(obs, actions)
+        (row, action), tables = finite_rows(obs, actions), self._of_one
+        self._check_sizes(row.shape[1:], action.shape[-1])
+        if action.shape[:-1] != (1,):
+            raise ValueError(_OTHER_STEPS.format(obs=row.shape, actions=action.shape))
+        columns = np.concatenate([row[0], action[0]], dtype=np.float32)
+        if self.groups:
+            pools = []
+            for start, stop in self.groups.values():
+                part = columns[start:stop]
+                pools += [part.max(), part.min(), np.float32(part.mean(dtype=np.float64))]
+            columns = np.concatenate([columns, pools], dtype=np.float32)
+        above = (columns[tables.features] > tables.thresholds).view(np.uint8)
+        reachable = tables.if_left ^ (above * tables.change)
+        outputs = tables.values[np.bitwise_and.reduce(reachable) + tables.offsets]
+        costs = np.float32(self.output_scale) * outputs.reshape(self.num_members, -1).sum(axis=1)
+        mean = costs.mean(keepdims=True)
+        if self.pessimism and self.num_members > 1:
+            mean = mean + np.float32(self.pessimism) * costs.std(keepdims=True)
+        return finite_costs(mean)
+
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return each member's C minus its limit, without pessimism, (M, B)."""
         self.check_length(actions.shape[1])
@@ -315,8 +360,7 @@ class TreeCost(LearnedCost):
         self._check_sizes(obs.shape[len(batch) :], actions.shape[-1])
         if obs.shape[: len(batch)] != batch:
             raise ValueError(
-                f"observations and actions are those of the same steps, got {tuple(obs.shape)} and "
-                f"{tuple(actions.shape)}; check their leading axes"
+                _OTHER_STEPS.format(obs=tuple(obs.shape), actions=tuple(actions.shape))
             )
         device = self.threshold.device
         flat_obs = obs.to(device).reshape(-1, self.obs_dim)
@@ -359,6 +403,12 @@ class TreeCost(LearnedCost):
         lowest = torch.tensor([(b & -b).bit_length() - 1 for b in range(1, 256)])
         table = value.reshape(-1, NUM_LEAVES)[:, lowest.to(value.device)]
         self._values = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1).reshape(-1)
+        self._of_one: _OfOne | None = None
+        if num_trees and value.device.type == "cpu":
+            flat = self._features, self._thresholds.view(_NODES, -1), self._if_left[..., 0]
+            more = self._change[..., 0], self._values, self._offsets[:, 0]
+            arrays = [part.numpy() for part in (*flat, *more)]
+            self._of_one = _OfOne(arrays[0].reshape(_NODES, -1), *arrays[1:])
 
     def leaves_below(self) -> Tensor:
         """Leaves under the left and right child of each node, as bits, uint8 (M, R, 7, 2)."""

@@ -246,6 +246,30 @@ def test_scores_of_a_batch_in_parts_are_those_of_the_whole(count):
     np.testing.assert_allclose(np.concatenate([*parts, np.empty(0)]), whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("members", [1, 3])
+def test_one_row_alone_costs_what_it_costs_among_others(members):
+    """A single row goes another way, without PyTorch."""
+    names = [*(f"lidar[{i}]" for i in range(5)), "speed", "push"]
+    rng = np.random.default_rng(0)
+    model = TreeCost(*boxes(6, 1), names=names, pooled=True, num_members=members, pessimism=0.5)
+    num_inputs = len(model.read_names)
+    trees = [[random_tree(rng, num_inputs) for _ in range(20)] for _ in range(members)]
+    model.set_trees(trees_of(*trees))
+    obs, actions = rng.normal(size=(200, 6)), rng.uniform(-1, 1, (200, 1))
+    alone = [model.step_cost(obs[i : i + 1], actions[i : i + 1]) for i in range(200)]
+    assert {(part.dtype, part.shape) for part in alone} == {(np.dtype(np.float32), (1,))}
+    np.testing.assert_allclose(np.concatenate(alone), model.step_cost(obs, actions), atol=1e-5)
+    with pytest.raises(ValueError, match=r"\(obs_dim, act_dim\) = \(6, 1\), got \(5, 1\)"):
+        model.step_cost(obs[:1, :5], actions[:1])
+    with pytest.raises(ValueError, match=r"those of the same steps, got \(1, 6\) and \(2, 1\)"):
+        model.step_cost(obs[:1], actions[:2])
+    with pytest.raises(NonFiniteError, match="obs of a cost model must be finite"):
+        model.step_cost(obs[:1] * np.nan, actions[:1])
+    cost = model.step_cost(obs[:1], actions[:1])
+    model.set_trees(trees_of(*trees[::-1]))
+    assert members == 1 or model.step_cost(obs[:1], actions[:1]) != cost  # the new ones
+
+
 def test_step_costs_of_a_rollout_keep_its_leading_axes():
     model = random_model()
     obs, actions = torch.randn(5, 4, 3), torch.randn(5, 4, 2)
@@ -267,7 +291,8 @@ def test_rows_of_every_dtype_cost_what_their_float32_values_cost(dtype):
     obs, actions = np.array([[1, 0, 1]], dtype), np.array([[0, 1]], dtype)
     expected = model.step_cost(obs.astype(np.float32), actions.astype(np.float32)).tolist()
     assert model.step_cost(obs, actions).tolist() == expected
-    assert model(torch.from_numpy(obs), torch.from_numpy(actions)).tolist() == expected
+    found = model(torch.from_numpy(obs), torch.from_numpy(actions)).tolist()
+    assert found == pytest.approx(expected, abs=1e-6)  # another order of the sum
 
 
 def test_fitting_the_input_scale_changes_nothing():
