@@ -248,7 +248,7 @@ def tables() -> dict[str, str]:
         for variant, method in TREES.items():
             if (task, variant) in fresh:
                 made["trees"].append(cells(task, method, fresh[task, variant], curves))
-    made |= gate() | minutes() | proving()
+    made |= gate() | minutes() | marks() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
 
@@ -312,6 +312,30 @@ def minutes() -> dict[str, list[list[str]]]:
             shown = [interval(values[n], 2) if values.get(n) else "" for n in sizes]
             made[name].append([*about, *shown])
     return made
+
+
+def marks() -> dict[str, list[list[str]]]:
+    """Return the table of policies by a person who marks, by `bench_marks.py`."""
+    found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in read("marks.csv"):
+        key = row["env"], row["cost_limit"], row["minutes"], row["errors"]
+        found.setdefault(key, []).append(row)
+    head = "task, limit", "minutes", "pairs", "the person", "seeds", "stochastic policy: return"
+    made = [[*head, "true cost", "last fifth of training: true cost"]]
+    for (env_id, limit, size, errors), rows in sorted(found.items()):
+        measured = (
+            ("return_stochastic", 1),
+            ("true_cost_stochastic", 3),
+            ("true_cost_last_fifth", 3),
+        )
+        made.append(
+            [
+                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, rows[0]["queries_used"]),
+                *("errs" if errors == "1" else "is exact", f"{len(rows)}"),
+                *(interval(column(rows, name), digits) for name, digits in measured),
+            ]
+        )
+    return {"marks": made}
 
 
 def proving() -> dict[str, list[list[str]]]:
