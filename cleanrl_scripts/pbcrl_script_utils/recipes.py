@@ -50,6 +50,13 @@ _RATE: Recipe = {
     "max_unsafe_rate": 0.02,
 }
 
+_LEARNED: Recipe = {
+    # A limit on the mean: of the best policies within it half of the episodes cost more, and the
+    # default, at most one unsafe episode in twenty, is kept by standing nearly still.
+    "constraint": "learned",
+    "multiplier_cap": 3.0,
+}
+
 # -- People ----------------------------------------------------------------------------------------
 
 _PEOPLE: Recipe = {
@@ -66,6 +73,7 @@ _OF_ALL: dict[str, Recipe] = {
 _OF_PBCRL: dict[str, Recipe] = {
     **dict.fromkeys((GOAL, PUSH, BUTTON, CHEETAH, WALKER, HUMANOID), _ACCEPT),
     **dict.fromkeys((BLOCK, LANE), _RATE),
+    TOY: _LEARNED,
 }
 
 
