@@ -63,6 +63,9 @@ class Answers:
     """Whether a batch was shown in this round. If not, an answer about one is late."""
 
 
+_MOST_FRESH = 4_000  # a checkpoint has room for 50,000 arrays, and each has up to six
+
+
 @final
 class FeedbackLoop:
     """Asks an oracle about fresh episodes and puts the answers into a buffer.
@@ -187,14 +190,15 @@ class FeedbackLoop:
     def add(self, finished: Sequence[Trajectory]) -> None:
         """Keep finished episodes for the next round that finds queries due.
 
-        They stay in memory until then, so a loop that will never ask should not be given any.
+        The newest 4,000 stay in memory, and in `state_dict`, until then: who is asked once in many
+        iterations is asked about the policy as it is.
 
         Raises:
             TypeError: If one is no trajectory.
         """
         check_trajectories(finished)
-        self._fresh += finished
-        self._num_unjudged += len(finished)
+        self._fresh = [*self._fresh, *finished][-_MOST_FRESH:]
+        self._num_unjudged = min(self._num_unjudged + len(finished), _MOST_FRESH)
 
     def round(
         self,

@@ -213,6 +213,17 @@ def test_a_mistake_that_a_second_look_withdraws_moves_nothing():
     assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.0, 0.0, 2)
 
 
+def test_who_is_hardly_asked_is_asked_about_the_newest_episodes_and_a_checkpoint_has_room():
+    """A run of 3M steps by 17 queries had 20,000 short episodes between two, and could not save."""
+    loop = FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng())
+    for start in range(0, 20_000, 1_000):
+        loop.add(episodes(*range(start, start + 1_000)))
+    fresh = loop.state_dict()["fresh"]
+    assert sum(part is not None for arrays in fresh for part in arrays) < 25_000  # of 50,000
+    loop.round(20)
+    assert min(one.true_cost for one in loop.buffer.trajectories) >= 16_000
+
+
 def test_a_second_look_is_within_the_budget_and_waits_for_a_fresh_episode():
     loop = taught(SyntheticOracle(3))
     loop.add(episodes(4, 5))
