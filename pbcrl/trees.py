@@ -66,18 +66,12 @@ class Trees(NamedTuple):
 class _OfOne(NamedTuple):
     """The trees as arrays, to score one row; n = M R trees."""
 
-    features: NDArray[np.int64]  # (7, n), as all but the last two
-    thresholds: NDArray[np.float32]
-    if_left: NDArray[np.uint8]
-    change: NDArray[np.uint8]
+    features: NDArray[np.int64]  # (7 n,)
+    thresholds: NDArray[np.float32]  # (7 n,)
+    if_left: NDArray[np.uint8]  # (7, n)
+    change: NDArray[np.uint8]  # (7, n)
     values: NDArray[np.float32]  # (256 n,)
     offsets: NDArray[np.int64]  # (n,)
-
-
-_OTHER_STEPS = (
-    "observations and actions are those of the same steps, got {obs} and {actions}; check their "
-    "leading axes"
-)
 
 
 class TreeCost(LearnedCost):
@@ -254,39 +248,23 @@ class TreeCost(LearnedCost):
         Raises:
             ValueError: If the last axes are not obs_dim and act_dim, or the others differ.
         """
-        costs = self._member_costs(obs, actions)  # (M, ...)
-        mean = costs.mean(dim=0)
-        if self.pessimism == 0 or self.num_members == 1:
-            return mean
-        return mean + self.pessimism * costs.std(dim=0, correction=0)
+        return self._pessimistic(self._member_costs(obs, actions))
 
     def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
         """Return c_ψ of NumPy rows, see `LearnedCost.step_cost`.
 
-        One row, as of a single env, is scored by NumPy: PyTorch's calls would take five times as
-        long as what they compute.
+        The trees of one row, as of a single env, are walked by NumPy, whose calls take less time.
         """
-        if len(obs) != 1 or self._of_one is None:
+        is_one = (obs.shape, actions.shape) == ((1, self.obs_dim), (1, self.act_dim))
+        if not is_one or self._of_one is None:
             return super().step_cost(obs, actions)
-        (row, action), tables = finite_rows(obs, actions), self._of_one
-        self._check_sizes(row.shape[1:], action.shape[-1])
-        if action.shape[:-1] != (1,):
-            raise ValueError(_OTHER_STEPS.format(obs=row.shape, actions=action.shape))
-        columns = np.concatenate([row[0], action[0]], dtype=np.float32)
-        if self.groups:
-            pools = []
-            for start, stop in self.groups.values():
-                part = columns[start:stop]
-                pools += [part.max(), part.min(), np.float32(part.mean(dtype=np.float64))]
-            columns = np.concatenate([columns, pools], dtype=np.float32)
-        above = (columns[tables.features] > tables.thresholds).view(np.uint8)
+        tables = self._of_one
+        row = self.columns(*map(torch.from_numpy, finite_rows(obs, actions))).numpy()[0]
+        above = (row[tables.features] > tables.thresholds).view(np.uint8).reshape(_NODES, -1)
         reachable = tables.if_left ^ (above * tables.change)
         outputs = tables.values[np.bitwise_and.reduce(reachable) + tables.offsets]
-        costs = np.float32(self.output_scale) * outputs.reshape(self.num_members, -1).sum(axis=1)
-        mean = costs.mean(keepdims=True)
-        if self.pessimism and self.num_members > 1:
-            mean = mean + np.float32(self.pessimism) * costs.std(keepdims=True)
-        return finite_costs(mean)
+        costs = torch.from_numpy(outputs).view(self.num_members, self.num_trees, 1).sum(dim=1)
+        return finite_costs(self._pessimistic(self.output_scale * costs).numpy())
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return each member's C minus its limit, without pessimism, (M, B)."""
@@ -355,12 +333,20 @@ class TreeCost(LearnedCost):
                 raise MismatchError(f"{path}: {error}") from error
             return model, dict(meta["info"])
 
+    def _pessimistic(self, costs: Tensor) -> Tensor:
+        """Of the members' costs, (M, ...) -> (...,)."""
+        if self.num_members == 1:
+            return costs[0]
+        mean = costs.mean(dim=0)
+        return mean + self.pessimism * costs.std(dim=0, correction=0) if self.pessimism else mean
+
     def _member_costs(self, obs: Tensor, actions: Tensor) -> Tensor:
         batch = actions.shape[:-1]
         self._check_sizes(obs.shape[len(batch) :], actions.shape[-1])
         if obs.shape[: len(batch)] != batch:
             raise ValueError(
-                _OTHER_STEPS.format(obs=tuple(obs.shape), actions=tuple(actions.shape))
+                f"observations and actions are those of the same steps, got {tuple(obs.shape)} and "
+                f"{tuple(actions.shape)}; check their leading axes"
             )
         device = self.threshold.device
         flat_obs = obs.to(device).reshape(-1, self.obs_dim)
@@ -405,10 +391,11 @@ class TreeCost(LearnedCost):
         self._values = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1).reshape(-1)
         self._of_one: _OfOne | None = None
         if num_trees and value.device.type == "cpu":
-            flat = self._features, self._thresholds.view(_NODES, -1), self._if_left[..., 0]
-            more = self._change[..., 0], self._values, self._offsets[:, 0]
-            arrays = [part.numpy() for part in (*flat, *more)]
-            self._of_one = _OfOne(arrays[0].reshape(_NODES, -1), *arrays[1:])
+            laid_out = (
+                *(self._features, self._thresholds[:, 0], self._if_left[..., 0]),
+                *(self._change[..., 0], self._values, self._offsets[:, 0]),
+            )
+            self._of_one = _OfOne(*(part.numpy() for part in laid_out))
 
     def leaves_below(self) -> Tensor:
         """Leaves under the left and right child of each node, as bits, uint8 (M, R, 7, 2)."""

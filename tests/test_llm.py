@@ -254,17 +254,23 @@ def test_scores_come_in_the_shape_of_trls_reward_functions():
         function(prompts=[[{"role": "user"}]], completions=["a"])
 
 
-def test_a_fit_under_autocast_learns_as_one_without():
-    """Autocast keeps copies of the weights; a fit must compute with those of each step."""
+def right_after_a_fit(family, device, *, bf16):
+    """Share of held-out responses that a cost head judges right, fitted as docs/llm.md has it."""
     train, held_out = pairs(256), pairs(100, seed=1)
-    unsafe = np.array([pair.label.first_safe == 0 for pair in held_out])
+    model, rng = cost_head(family).to(device), np.random.default_rng(0)
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=bf16):
+        fit_cost_head(model, TOKENIZER, train, rng=rng, lr=3e-3, epochs=8, batch_size=32)
+        assert torch.is_autocast_enabled(device) == bf16
+    assert all(part.dtype == torch.float32 for part in model.parameters())
     texts = [pair.prompt for pair in held_out], [pair.first for pair in held_out]
-    for under in (False, True):
-        model, rng = cost_head("gpt2"), np.random.default_rng(0)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=under):
-            fit_cost_head(model, TOKENIZER, train, rng=rng, lr=3e-3, epochs=8, batch_size=32)
-            assert torch.is_autocast_enabled("cpu") == under
-        assert ((score(model, TOKENIZER, *texts) > 0) == unsafe).mean() > 0.9
+    unsafe = np.array([pair.label.first_safe == 0 for pair in held_out])
+    return ((score(model, TOKENIZER, *texts) > 0) == unsafe).mean()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_fit_under_autocast_learns_as_one_without(bf16):
+    """Autocast keeps copies of the weights; a fit must compute with those of each step."""
+    assert right_after_a_fit("gpt2", "cpu", bf16=bf16) > 0.9
 
 
 # -- What is refused -------------------------------------------------------------------------

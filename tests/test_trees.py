@@ -266,8 +266,8 @@ def test_one_row_alone_costs_what_it_costs_among_others(members):
     with pytest.raises(NonFiniteError, match="obs of a cost model must be finite"):
         model.step_cost(obs[:1] * np.nan, actions[:1])
     cost = model.step_cost(obs[:1], actions[:1])
-    model.set_trees(trees_of(*trees[::-1]))
-    assert members == 1 or model.step_cost(obs[:1], actions[:1]) != cost  # the new ones
+    model.set_trees(trees_of(*([random_tree(rng, num_inputs)] * 20 for _ in range(members))))
+    assert model.step_cost(obs[:1], actions[:1]) != cost  # the new ones
 
 
 def test_step_costs_of_a_rollout_keep_its_leading_axes():
@@ -291,8 +291,7 @@ def test_rows_of_every_dtype_cost_what_their_float32_values_cost(dtype):
     obs, actions = np.array([[1, 0, 1]], dtype), np.array([[0, 1]], dtype)
     expected = model.step_cost(obs.astype(np.float32), actions.astype(np.float32)).tolist()
     assert model.step_cost(obs, actions).tolist() == expected
-    found = model(torch.from_numpy(obs), torch.from_numpy(actions)).tolist()
-    assert found == pytest.approx(expected, abs=1e-6)  # another order of the sum
+    assert model(torch.from_numpy(obs), torch.from_numpy(actions)).tolist() == expected
 
 
 def test_fitting_the_input_scale_changes_nothing():

@@ -410,7 +410,7 @@ class Run:
         return slow_multiplier(self._args, horizon_by_id(self._args)) if is_priced else None
 
     def _multiplier_verdicts(self, summary: Mapping[str, Any]) -> list[str]:
-        """What the course of λ means, as far as the log still has it."""
+        """What the course of λ and of the returns means, as far as the log still has it."""
         args = self._args
         if self._cost_limit == math.inf or getattr(args, "multiplier_lr", 0) == 0:
             return []

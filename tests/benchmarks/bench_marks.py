@@ -9,24 +9,19 @@ of the unsafe stretches missed.
 
 from __future__ import annotations
 
-import csv
-import json
-import subprocess
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 import tyro
-from script_runs import add_row
+from bench_minutes import SECONDS
+from script_runs import add_row, rows_there, summary_of
 
 from pbcrl_script_utils.run import made_by
 
-SCRIPT = Path(__file__).parents[2] / "cleanrl_scripts" / "ppo_lag_pbcrl.py"
-SECONDS = 7 + 2 * 14.5
-"""Of a pair of whole episodes whose moments are marked, by the table of bench_minutes.py."""
+PER_PAIR = SECONDS["pairs"] + 2 * SECONDS["marks"]
+"""Seconds of a pair of whole episodes, in both of which the unsafe moments are marked."""
 MEASURES = (
     *("cost_limit", "return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
     *("violation_rate_stochastic", "return_last_fifth", "true_cost_last_fifth", "multiplier"),
@@ -52,40 +47,26 @@ class Args:
 
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
-    done = set()
-    if out.exists():
-        with out.open(newline="") as file:
-            done = {
-                tuple(row[name] for name in ("env", "minutes", "errors", "seed"))
-                for row in csv.DictReader(file)
-            }
+    done = rows_there(out, ("env", "minutes", "errors", "seed"))
 
     def run(job: tuple[str, int, int, int]) -> None:
         env_id, minutes, errors, seed = job
-        pairs = int(60 * minutes / SECONDS)
+        pairs = int(60 * minutes / PER_PAIR)
         offline = round(2 * pairs / 3)
-        words = ["--env-id", env_id, "--seed", str(seed), "--marks", "--threads", "1"]
+        words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--marks"]
+        words += ["--threads", "1"]
         words += ["--offline-queries", str(offline), "--online-queries", str(pairs - offline)]
         words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
-        with tempfile.TemporaryDirectory() as folder:
-            place = ["--runs-dir", folder, "--run-name", "run"]
-            result = subprocess.run(
-                [sys.executable, str(SCRIPT), *words, *place],
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            if result.returncode != 0:
-                print(f"{job} failed: {result.stderr[-500:]}", flush=True)
-                return
-            summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        summary = summary_of(words)
+        if summary is None:
+            return
         row = {
             "commit": made_by(__file__)["commit"] or "",
             **{"env": env_id, "minutes": minutes, "errors": errors, "seed": seed},
             **{name: summary[name] for name in MEASURES},
-            "command": "python cleanrl_scripts/ppo_lag_pbcrl.py " + " ".join(words),
+            "command": "python cleanrl_scripts/" + " ".join(words),
         }
         row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
         with lock:

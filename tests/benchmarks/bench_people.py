@@ -95,9 +95,8 @@ def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any
     right = [0.5 if first == second else float(first < second), *safe]
     while True:
         answers = [1 - one if rng.random() < args.errors else one for one in right]
-        if (
-            contradiction(Label(answers[0], answers[1], answers[2])) is None
-        ):  # the page takes no other
+        # The page takes no other.
+        if contradiction(Label(answers[0], answers[1], answers[2])) is None:
             break
     if not args.marks:
         return answers

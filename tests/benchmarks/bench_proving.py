@@ -7,11 +7,6 @@ has a row is not run again.
 
 from __future__ import annotations
 
-import csv
-import json
-import subprocess
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +16,13 @@ from typing import Any
 import numpy as np
 import tyro
 from gymnasium.vector import VectorEnv
-from script_runs import add_row
+from script_runs import add_row, rows_there, summary_of
 
 from pbcrl_envs.proving import GROUND
 from pbcrl_envs.proving.base import Policy
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.run import made_by
 
-SCRIPTS = Path(__file__).parents[2] / "cleanrl_scripts"
 METHODS: dict[str, list[str]] = {
     "ppo": ["ppo_lag.py", "--cost-limit", "inf"],
     "ppo_lag": ["ppo_lag.py"],
@@ -107,10 +101,7 @@ def played(env_id: str, policy: Policy, *, episodes: int = 100) -> tuple[float, 
 
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
-    done = set()
-    if out.exists():
-        with out.open(newline="") as file:
-            done = {(row["task"], row["method"], row["seed"]) for row in csv.DictReader(file)}
+    done = rows_there(out, ("task", "method", "seed"))
     scripted = dict[str, dict[str, float]]()
     for task in args.tasks:
         entry, few = GROUND[task], 10 if "Driving" in GROUND[task].env_id else 100
@@ -122,21 +113,12 @@ def main(args: Args) -> None:
     def run(job: tuple[str, str, int]) -> None:
         task, method, seed = job
         entry, (script, *flags) = GROUND[task], METHODS[method]
-        with tempfile.TemporaryDirectory() as folder:
-            words = [script, "--env-id", entry.env_id, *flags]
-            words += ["--total-timesteps", str(args.total_timesteps), "--seed", str(seed)]
-            words += ["--eval-episodes", str(args.eval_episodes), "--threads", "1"]
-            place = ["--runs-dir", folder, "--run-name", "run"]
-            result = subprocess.run(
-                [sys.executable, str(SCRIPTS / words[0]), *words[1:], *place],
-                check=False,
-                capture_output=True,
-                text=True,
-            )
-            if result.returncode != 0:
-                print(f"{task} {method} {seed} failed: {result.stderr[-500:]}", flush=True)
-                return
-            summary = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        words = [script, "--env-id", entry.env_id, *flags]
+        words += ["--total-timesteps", str(args.total_timesteps), "--seed", str(seed)]
+        words += ["--eval-episodes", str(args.eval_episodes), "--threads", "1"]
+        summary = summary_of(words)
+        if summary is None:
+            return
         row = {
             "commit": made_by(__file__)["commit"] or "",
             **{"task": task, "sealed": entry.sealed, "method": method, "seed": seed},

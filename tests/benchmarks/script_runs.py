@@ -32,6 +32,31 @@ def add_row(path: Path, columns: Sequence[str], row: Mapping[str, object]) -> No
         writer.writerow(row)
 
 
+def rows_there(path: Path, names: Sequence[str]) -> set[tuple[str, ...]]:
+    """What a CSV file has rows for, by these columns; nothing if there is no file."""
+    if not path.exists():
+        return set()
+    with path.open(newline="") as file:
+        return {tuple(row[name] for name in names) for row in csv.DictReader(file)}
+
+
+def summary_of(words: Sequence[str]) -> dict[str, Any] | None:
+    """Run a script with these flags, its name first, in a folder that is deleted afterwards.
+
+    Returns:
+        Its summary.json; None if it failed, and the end of what it said is printed then.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, str(ROOT / "cleanrl_scripts" / words[0]), *words[1:]]
+        command += ["--runs-dir", folder, "--run-name", "run"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            print(f"{' '.join(words)} failed: {done.stderr[-500:]}", flush=True)
+            return None
+        found: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        return found
+
+
 def run_script(name: str, *options: object, checkout: Path = ROOT) -> Rows:
     """Run a script of a checkout to its end, in a folder that is deleted afterwards.
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from pbcrl.llm.cost_head import fit_cost_head, score
+from pbcrl.llm.cost_head import score
 
-from .. import test_llm
 from ..language import FAMILIES, byte_tokenizer, cost_head
+from ..test_llm import right_after_a_fit
 from .conftest import load
 from .runs import assert_same_run, cut_off, metrics, resume, small_pbcrl, small_ppo_lag, summary
 from .test_agent import flat, make_agent, make_args, make_batch, update
@@ -75,27 +75,10 @@ def test_scores_are_those_of_the_cpu(family):
     np.testing.assert_allclose(alone, on_cpu, atol=1e-4)
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_fit_in_bfloat16_learns_what_a_fit_in_float32_learns(family):
-    """As docs/llm.md has it: weights in float32, passes under autocast."""
-    train, held_out = test_llm.pairs(256), test_llm.pairs(100, seed=1)
-    unsafe = np.array([pair.label.first_safe == 0 for pair in held_out])
-    texts = [pair.prompt for pair in held_out], [pair.first for pair in held_out]
-    for dtype in (torch.float32, torch.bfloat16):
-        model = cost_head(family).to("cuda")
-        with torch.autocast("cuda", dtype=dtype, enabled=dtype is torch.bfloat16):
-            fit_cost_head(
-                model,
-                TOKENIZER,
-                train,
-                rng=np.random.default_rng(0),
-                lr=3e-3,
-                epochs=8,
-                batch_size=32,
-            )
-        assert all(part.dtype == torch.float32 for part in model.parameters())
-        right = ((score(model, TOKENIZER, *texts) > 0) == unsafe).mean()
-        assert right > 0.9, (dtype, right)
+def test_a_fit_in_bfloat16_learns_what_a_fit_in_float32_learns(family, bf16):
+    assert right_after_a_fit(family, "cuda", bf16=bf16) > 0.9
 
 
 def test_a_run_of_tokens_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
