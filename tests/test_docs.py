@@ -24,6 +24,7 @@ NOTEBOOK = sorted((ROOT / "docs" / "notebook").glob("*.md"))
 SHOW_VECTOR_ENVS = [
     "adapters.md",
     "driving.md",
+    "environments.md",
     "robotics.md",
     "runs.md",
     "scripts.md",
