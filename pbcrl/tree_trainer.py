@@ -31,6 +31,7 @@ Outputs = NDArray[np.float64]
 _NODES = NUM_LEAVES - 1
 _TRIES = 20
 _FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
+_FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -124,7 +125,8 @@ class TreeTrainer(Trainer):
     ) -> list[Evaluation]:
         """Grow trees until the held-out loss has stopped falling; keep as many as were best.
 
-        Later fits of `update` have that many. See `Trainer.pretrain`.
+        Later fits of `update` have that many. Fewer than 20 held-out pairs tell nothing: then all
+        trees are grown. See `Trainer.pretrain`.
 
         Args:
             train: Pairs to learn from.
@@ -334,7 +336,7 @@ class TreeTrainer(Trainer):
                 outputs += booster.newest.outputs(rows.columns)
             cost = torch.from_numpy(rows.costs(outputs) - booster.limits[-1])
             found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
-            if found.selection_loss < best:
+            if found.selection_loss < best or len(batch) < _FEWEST_HELD_OUT:
                 best, best_size = found.selection_loss, size
             if size % 10 == 0:
                 history.append(found)

@@ -625,6 +625,17 @@ def test_training_that_never_helps_leaves_no_tree():
     assert len(history) == 2
 
 
+def test_a_few_held_out_pairs_do_not_stop_growth():
+    """By 3 of 33 pairs a run once had one tree from beginning to end."""
+    opposite = SyntheticOracle(4, teacher=Teacher(preference_noise=1, safety_noise=1), rng=rng())
+    trainer, buffer = fresh_trainer(rounds=30), labelled(40, seed=1)
+    history = trainer.pretrain(buffer, labelled(19, seed=2, oracle=opposite), patience=5)
+    assert len(history) == 4
+    assert trainer.model.num_trees == 30
+    trainer.update(buffer, add_labelled(buffer, 20, seed=3))
+    assert trainer.model.num_trees == 30
+
+
 def test_later_fits_have_as_many_trees_as_pretraining_found_best():
     trainer, buffer = fresh_trainer(rounds=150), labelled(40, seed=1)
     trainer.pretrain(buffer, labelled(40, seed=2), patience=5)
