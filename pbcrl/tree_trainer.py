@@ -172,10 +172,11 @@ class TreeTrainer(Trainer):
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
 
-        The trees are grown anew, and the dead zone is moved before, as soon as all labels are a
+        The trees are grown anew, and the dead zone is moved before, as soon as all N labels are a
         tenth more than at the last time, or the online ones half as many again: the first ones say
-        most about how a policy lives on errors. So all fits together take some twenty times as long
-        as the last, however small rounds are.
+        most about how a policy lives on errors. Below 200, N² / 2,000 more are enough, one of
+        45: so few say much each. So all fits together take some thirty times as long as the last,
+        however small rounds are.
         """
         self._check_new(buffer, new)
         if not len(new):
@@ -184,8 +185,10 @@ class TreeTrainer(Trainer):
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
         self._warn_of_one_side(buffer)
-        online, before = (n - self._num_offline for n in (len(buffer), self._num_fitted))
-        is_due = 10 * len(buffer) >= 11 * self._num_fitted or 2 * online >= 3 * max(before, 1)
+        num, fitted = len(buffer), self._num_fitted
+        online, before = num - self._num_offline, fitted - self._num_offline
+        enough = min(fitted / 10, fitted**2 / 2_000)
+        is_due = num - fitted >= enough or 2 * online >= 3 * max(before, 1)
         if self.can_learn(buffer) and is_due:
             if self.num_untuned > len(new):
                 unseen = np.arange(len(buffer) - self.num_untuned, len(buffer))

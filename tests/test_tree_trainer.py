@@ -905,16 +905,16 @@ def test_before_the_first_training_the_dead_zone_stays():
     assert trainer.dead_zone.value == 1 - found["violation_gap"]
 
 
-@pytest.mark.parametrize("num", [10, 20, 30, 70, 100])
-def test_fits_wait_until_the_labels_have_grown_by_a_tenth(num):
-    """After one of 20 pairs those of 21 wait, and those of 22 do not."""
+@pytest.mark.parametrize(("num", "more"), [(10, 1), (40, 1), (70, 3), (100, 5), (250, 25)])
+def test_fits_wait_until_the_labels_have_grown_by_a_tenth_or_less(num, more):
+    """70 and 100 wait for 70² / 2,000 = 2.45 and for 5, 250 for a tenth."""
     trainer, buffer = fresh_trainer(rounds=2), labelled(num, seed=1)
     assert "finetune_loss" in trainer.update(buffer, np.arange(num))
-    tenth, steps = num // 10, trainer.steps
-    if tenth > 1:
-        found = trainer.update(buffer, add_labelled(buffer, tenth - 1, seed=2))
+    steps = trainer.steps
+    if more > 1:
+        found = trainer.update(buffer, add_labelled(buffer, more - 1, seed=2))
         assert set(found) == {"violation_gap", "violation_rate"}
-        assert (trainer.steps, trainer.num_untuned) == (steps, tenth - 1)
+        assert (trainer.steps, trainer.num_untuned) == (steps, more - 1)
     found = trainer.update(buffer, add_labelled(buffer, 1, seed=3))
     assert "finetune_loss" in found
     assert (trainer.steps, trainer.num_untuned) == (steps + 2, 0)
@@ -924,15 +924,15 @@ def test_when_a_fit_has_waited_the_dead_zone_moves_by_all_pairs_since_the_last_o
     """Two episodes are judged unsafe and called safe, and later one of each is judged rightly: of
     all four, the model says unsafe of 3/4, the labels of 1/4. δ: 1 - 2 · 0.5 · (3/4 - 1/4) = 0.5.
     """
-    labels = [Label(1, 1, 0)] * 20 + [Label(0.5, 1, 1)]
-    buffer = buffer_of([-1.0, 2.0, 3.0, 4.0], [[0, 1]] * 20 + [[2, 3]], labels)
+    labels = [Label(1, 1, 0)] * 60 + [Label(0.5, 1, 1)]
+    buffer = buffer_of([-1.0, 2.0, 3.0, 4.0], [[0, 1]] * 60 + [[2, 3]], labels)
     trainer = sign_trainer(dead_zone=DeadZone(1.0, lr=0.5))
-    trainer.load_state_dict({**trainer.state_dict(), "steps": 1, "num_fitted": 20})
-    found = trainer.update(buffer, np.array([20]))
+    trainer.load_state_dict({**trainer.state_dict(), "steps": 1, "num_fitted": 60})
+    found = trainer.update(buffer, np.array([60]))
     assert found == {"violation_gap": 1, "violation_rate": 0}
     assert (trainer.dead_zone.value, trainer.num_untuned) == (1, 1)
     buffer.add_labels([[0, 1]], [Label(1, 1, 0)])
-    found = trainer.update(buffer, np.array([21]))
+    found = trainer.update(buffer, np.array([61]))
     assert (found["violation_gap"], found["violation_rate"]) == (0, 1 / 2)
     assert (trainer.dead_zone.value, trainer.num_untuned) == (0.5, 0)
 
@@ -953,16 +953,16 @@ def test_online_pairs_count_up_to_ten_times_to_be_as_many_as_those_of_pretrainin
         assert_same_trees(by_hand.model, online.model)
 
 
-def test_fits_after_pretraining_wait_for_half_more_online_labels_or_a_tenth_more_of_all():
-    """40 offline pairs, then one a round: at 8 it waits for 12, at 18 for 27 or 63.8 - 40."""
-    trainer, buffer = fresh_trainer(rounds=5), labelled(40, seed=1)
+def test_fits_after_pretraining_wait_for_half_more_online_labels_or_enough_of_all():
+    """150 offline pairs, then one a round: at 8 it waits for 12, at 41 for 62 or 191² / 2,000."""
+    trainer, buffer = fresh_trainer(rounds=5), labelled(150, seed=1)
     trainer.pretrain(buffer, labelled(20, seed=2))
     fits = []
-    for online in range(1, 25):
+    for online in range(1, 62):
         found = trainer.update(buffer, add_labelled(buffer, 1, seed=10 + online))
         if "finetune_loss" in found:
             fits.append(online)
-    assert fits == [2, 3, 5, 8, 12, 18, 24]
+    assert fits == [2, 3, 5, 8, 12, 18, 27, 41, 60]
 
 
 def test_one_sided_labels_train_nothing_and_stay_new():
