@@ -1,4 +1,4 @@
-"""Learn a cost from simulated answers on the toy, and draw it: about two minutes of a core.
+"""Learn a cost from simulated answers on the toy, and draw it: about three minutes of a core.
 
     pbcrl demo
 
@@ -34,7 +34,7 @@ TOY = "PointHazards-v0"
 class Args:
     seed: NonNegativeInt = 0
     """of everything random"""
-    total_timesteps: Count = 500_000
+    total_timesteps: Count = 750_000
     """env steps of the policy under the learned cost"""
     reward_timesteps: Count = 150_000
     """env steps of the policy that knows the reward alone"""
