@@ -174,9 +174,9 @@ class TreeTrainer(Trainer):
 
         The trees are grown anew, and the dead zone is moved before, as soon as all N labels are a
         tenth more than at the last time, or the online ones half as many again: the first ones say
-        most about how a policy lives on errors. Below 200, N² / 2,000 more are enough, one of
-        45: so few say much each. So all fits together take some thirty times as long as the last,
-        however small rounds are.
+        most about how a policy lives on errors. Below 200, N² / 2,000 more are enough (one at
+        45, five at 100): so few say much each. So all fits together take some thirty times as long
+        as the last, however small rounds are.
         """
         self._check_new(buffer, new)
         if not len(new):
