@@ -1,4 +1,6 @@
+import itertools
 import math
+import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -703,3 +705,36 @@ def test_an_episode_of_other_sizes_is_refused_even_if_their_sum_is_the_same(obs_
         model.step_cost(other[0].obs, other[0].actions)
     with pytest.raises(ValueError, match=message):
         model.fit_input_scale(other)
+
+
+def test_one_row_alone_costs_what_it_costs_among_others():
+    """A single row goes through NumPy, as in a single env; the weights may change in between."""
+    rng = np.random.default_rng(0)
+    model = random_model(obs_dim=5, act_dim=2, hidden_sizes=(8, 4))
+    obs, actions = rng.normal(0, 30, (50, 5)), rng.normal(size=(50, 2)).astype(np.float32)
+
+    def check(model):
+        alone = [model.step_cost(obs[i : i + 1], actions[i : i + 1]) for i in range(50)]
+        assert alone[0].dtype == np.float32
+        expected = model.step_cost(obs, actions)
+        np.testing.assert_allclose(np.concatenate(alone), expected, rtol=1e-5, atol=1e-6)
+        return expected
+
+    seen = [check(model)]
+    with torch.no_grad():
+        model.net[0].weight.add_(1.0)  # as an optimiser does
+    seen.append(check(model))
+    model.net[0].weight = torch.nn.Parameter(torch.ones(8, 7))
+    seen.append(check(model))
+    model.net[0].weight.data = torch.full((8, 7), 2.0)
+    seen.append(check(model))
+    model.load_state_dict(random_model(obs_dim=5, act_dim=2, hidden_sizes=(8, 4)).state_dict())
+    seen.append(check(model))
+    model.input_mean = model.input_mean + 7
+    seen.append(check(model))
+    seen.append(check(model.half().float()))
+    copied = pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        copied.net[-1].bias.add_(100.0)
+    assert (check(copied) > check(model)).all()
+    assert all((a != b).any() for a, b in itertools.pairwise(seen[:-1]))

@@ -130,7 +130,6 @@ class Database:
         that a file that changes at another time has been overwritten.
         """
         self.rows("PRAGMA journal_mode = WAL")
-        self.rows("PRAGMA synchronous = FULL")
         self.rows("PRAGMA wal_autocheckpoint = 0")
         self._contents = _contents(self._place)
 
@@ -147,10 +146,16 @@ class Database:
             return self._db.execute(sql, values).fetchall()
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing, and on disk, in its place, when the block is left; raises as `rows`."""
+    def transaction(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """All or nothing, and on disk, in its place, when the block is left; raises as `rows`.
+
+        Args:
+            durable: False, for what may be lost in a power cut, does not wait for the disk: it is
+                there with the next one that is durable.
+        """
         with self.lock, self._named_errors():
             self._check_place()
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db

@@ -155,6 +155,7 @@ class Standing:
         """All of them, in the order of asking."""
         self.open: set[int] = set()
         """Those that fewer people have answered than wanted."""
+        self._num_closed = 0  # about how many holes `open` has
         self._people: dict[str, _Person] = {}
         self._stacks: dict[tuple[int, str], list[Event]] = {}  # of one person about one question
         self._answers: dict[int, dict[str, Event]] = {}  # by question and person
@@ -272,5 +273,12 @@ class Standing:
         """Note whether a question has all its answers."""
         answers = self._answers.setdefault(number, {})
         is_open = len(answers) < self.questions[number].wanted
-        (self.open.add if is_open else self.open.discard)(number)
+        if is_open:
+            self.open.add(number)
+        elif number in self.open:
+            self.open.discard(number)
+            self._num_closed += 1
+            if self._num_closed > len(self.open):
+                # A set walks over what was removed, too.
+                self.open, self._num_closed = set(self.open), 0
         self._changed.add(number)

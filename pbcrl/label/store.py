@@ -448,7 +448,7 @@ class LabelStore:
             tab: Of several windows of the same person; each gets another question.
         """
         mine = (checked_name(annotator), tab)
-        with self._db.transaction() as db:
+        with self._db.transaction(durable=False) as db:
             _, found = self._stand().open_for(*mine, self._claims(), most=1)
             for question in found:
                 db.execute(
@@ -463,7 +463,7 @@ class LabelStore:
     def claim(self, number: int, annotator: str, *, tab: str = "") -> None:
         """Keep a question for a person who has turned back to it, in place of the present one."""
         mine = (checked_name(annotator), tab)
-        with self._db.transaction() as db:
+        with self._db.transaction(durable=False) as db:
             db.execute("DELETE FROM claims WHERE annotator = ? AND tab = ?", mine)
             self._claim(number, mine)
 
@@ -481,8 +481,8 @@ class LabelStore:
     @property
     def num_questions(self) -> int:
         """How many there are, answered or not."""
-        ((count,),) = self._db.rows("SELECT count(*) FROM queries")
-        return int(count)
+        with self._db.lock:
+            return len(self._stand().questions)
 
     def num_open(self) -> int:
         """Questions that fewer people have answered than wanted."""
