@@ -182,6 +182,7 @@ class TrajectoryRecorder:
         self._num_dropped = 0  # resets in mid-episode
         self._has_warned = False  # of an endless episode
         self._has_rewards = False  # as of the first step
+        self._seen: list[Any] | None = None  # shapes and types of a step that was found to fit
         self._allocate(obs_shape=(1,), act_dim=1, dtype=np.float32)
 
     def record(
@@ -357,6 +358,7 @@ class TrajectoryRecorder:
     def _allocate(
         self, *, obs_shape: tuple[int, ...], act_dim: int, dtype: type[np.float32 | np.uint8]
     ) -> None:
+        self._seen = None
         rows = (len(self.lengths), _FIRST_CAPACITY)
         self._obs: NDArray[Any] = np.empty((*rows, *obs_shape), dtype)
         self._actions = np.empty((*rows, act_dim), np.float32)
@@ -372,6 +374,9 @@ class TrajectoryRecorder:
 
     def _check_step(self, arrays: Mapping[str, NDArray[Any] | None]) -> None:
         """Refuse what is unlike the first step; NumPy would broadcast, cast or leave garbage."""
+        seen = [None if array is None else (array.shape, array.dtype) for array in arrays.values()]
+        if seen == self._seen:
+            return
         shapes = {"obs": self._obs.shape[2:], "actions": self._actions.shape[2:]}
         for name, array in arrays.items():
             shape = (*self.lengths.shape, *shapes.get(name, ()))
@@ -387,6 +392,7 @@ class TrajectoryRecorder:
                     f"uint8, in every step or in none, got {found}; pass the arrays of the vector "
                     "env as they are"
                 )
+        self._seen = seen
 
 
 def require_finite(quantity: str, rows: NDArray[Any], step: NDArray[np.int64]) -> None:
