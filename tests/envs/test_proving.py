@@ -123,7 +123,7 @@ def test_those_of_the_plain_env_do_so_too():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HIGHWAY)
+@pytest.mark.parametrize("name", ["Merge", pytest.param("Highway", marks=pytest.mark.nightly)])
 def test_those_of_highway_env_keep_the_limit_and_break_it(name):
     pytest.importorskip("highway_env")
     check_costs(name, play, episodes=4)

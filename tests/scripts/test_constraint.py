@@ -76,7 +76,10 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize(
     "options",
-    [{"constraint": one} for one in CONSTRAINTS],
+    [
+        pytest.param({"constraint": one}, marks=() if one == "rate" else pytest.mark.nightly)
+        for one in CONSTRAINTS
+    ],
     ids=str,
 )
 def test_a_run_that_is_cut_off_ends_bit_identical(
