@@ -89,8 +89,8 @@ said, and of the stochastic one, which was trained; the share above d is that of
 55 %), and the last tenth. Bias is |cost - d| of each run, d the true limit. W2, accuracy, type II
 rate, step AUROC and cost at the learned limit are taken on test episodes that were never labelled;
 the last is the mean true cost where the mean learned cost is at its limit. Learned costs of RLSF
-are counts of states, held to d; all others are logits, held to 0. ± is the standard deviation over
-seeds, IQM the interquartile mean with its 95 % interval over bootstrapped seeds. – is missing or
+are counts of states, held to d; all others are logits, held to the learned limit, which is 0 for a
+network. ± is the standard deviation over seeds, IQM the interquartile mean with its 95 % interval over bootstrapped seeds. – is missing or
 undefined.
 """
 
