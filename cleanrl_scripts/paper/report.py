@@ -90,8 +90,8 @@ said, and of the stochastic one, which was trained; the share above d is that of
 rate, step AUROC and cost at the learned limit are taken on test episodes that were never labelled;
 the last is the mean true cost where the mean learned cost is at its limit. Learned costs of RLSF
 are counts of states, held to d; all others are logits, held to the learned limit, which is 0 for a
-network. ± is the standard deviation over seeds, IQM the interquartile mean with its 95 % interval over bootstrapped seeds. – is missing or
-undefined.
+network. ± is the standard deviation over seeds, IQM the interquartile mean with its 95 % interval
+over bootstrapped seeds. – is missing or undefined.
 """
 
 CELL = "env_id", "variant", "seed"
