@@ -49,13 +49,14 @@ class LagrangeMultiplier:
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
         initial: First λ, in (0, cap]; with `lr=0` 0, too.
-        cap: Highest λ. Against a limit that no policy can meet, λ grows without end otherwise.
+        cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
+            Far above 3 the reward hardly counts, and a policy follows a learned cost's errors.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 30.0) -> None:
+    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 3.0) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
         require_in("(0, inf]", cap=cap, remedy="inf is no cap")
         require_in(

@@ -70,7 +70,7 @@ def test_after_a_long_safe_phase_a_violation_raises_it_within_four_updates():
 def test_it_finds_prices_that_lie_orders_of_magnitude_apart():
     """A policy whose cost falls as 10 / (1 + λ / p) meets the limit 5 at λ = p."""
     for price in (0.04, 1.0, 25.0):
-        multiplier = LagrangeMultiplier()
+        multiplier = LagrangeMultiplier(cap=30.0)
         for _ in range(500):
             multiplier.update(10 / (1 + multiplier.value / price), 5.0)
         assert multiplier.value == pytest.approx(price, rel=0.01)

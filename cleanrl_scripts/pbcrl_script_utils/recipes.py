@@ -54,7 +54,6 @@ _LEARNED: Recipe = {
     # A limit on the mean: of the best policies within it half of the episodes cost more, and the
     # default, at most one unsafe episode in twenty, is kept by standing nearly still.
     "constraint": "learned",
-    "multiplier_cap": 3.0,
 }
 
 # -- People ----------------------------------------------------------------------------------------
