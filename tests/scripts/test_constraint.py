@@ -150,7 +150,7 @@ def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
         assert row["measured"] == (rejected if number in BATCHES else None)
         if number in BATCHES:
             log += sign * 0.1
-        expected = min(math.exp(log + sign), 30.0) if number >= BATCHES[0] else 1.0
+        expected = min(math.exp(log + sign), 3.0) if number >= BATCHES[0] else 1.0
         assert row["multiplier"] == pytest.approx(expected)
 
 
