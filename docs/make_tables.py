@@ -318,11 +318,11 @@ def marks() -> dict[str, list[list[str]]]:
     """Return the table of policies by a person who marks, by `bench_marks.py`."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in read("marks.csv"):
-        key = row["env"], row["cost_limit"], row["minutes"], row["errors"]
+        key = row["env"], row["cost_limit"], row["minutes"], row["errors"], row["commit"]
         found.setdefault(key, []).append(row)
-    head = "task, limit", "minutes", "pairs", "the person", "seeds", "stochastic policy: return"
-    made = [[*head, "true cost", "last fifth of training: true cost"]]
-    for (env_id, limit, size, errors), rows in sorted(found.items()):
+    head = "task, limit", "minutes", "pairs", "the person", "commit", "seeds"
+    made = [[*head, "stochastic policy: return", "true cost", "last fifth of training: true cost"]]
+    for (env_id, limit, size, errors, commit), rows in sorted(found.items()):
         measured = (
             ("return_stochastic", 1),
             ("true_cost_stochastic", 3),
@@ -331,7 +331,7 @@ def marks() -> dict[str, list[list[str]]]:
         made.append(
             [
                 *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, rows[0]["queries_used"]),
-                *("errs" if errors == "1" else "is exact", f"{len(rows)}"),
+                *("errs" if errors == "1" else "is exact", commit, f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
             ]
         )

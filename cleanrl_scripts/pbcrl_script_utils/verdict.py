@@ -209,7 +209,10 @@ def multiplier_verdict(
     if len(values) and np.mean(last_fifth >= cap * (1 - 1e-6)) >= 0.5:
         said = f"λ was at its cap of {cap:g} in the last fifth of the run"
         enough = ", which was enough: cost was within the limit"
-        higher = ", or raise --multiplier-cap; if no policy can keep the limit, raise the limit"
+        higher = (
+            ", give a learned cost more labels, or raise --multiplier-cap; if no policy can keep "
+            "the limit, raise the limit"
+        )
     else:
         if len(values) < _BLOCKS:
             return None

@@ -309,14 +309,14 @@ def said_of(values, *, cap=10.0, is_kept=False):
         (
             False,
             "λ was at its cap of 10 in the last fifth of the run, and cost above the limit: train "
-            "longer, --total-timesteps 2000000, or raise --multiplier-cap; if no policy can keep "
-            "the limit, raise the limit",
+            "longer, --total-timesteps 2000000, give a learned cost more labels, or raise "
+            "--multiplier-cap; if no policy can keep the limit, raise the limit",
         ),
         (
             None,
             "λ was at its cap of 10 in the last fifth of the run: where the limit is not kept, "
-            "train longer, --total-timesteps 2000000, or raise --multiplier-cap; if no policy can "
-            "keep the limit, raise the limit",
+            "train longer, --total-timesteps 2000000, give a learned cost more labels, or raise "
+            "--multiplier-cap; if no policy can keep the limit, raise the limit",
         ),
         (
             True,
@@ -399,8 +399,8 @@ def test_a_finished_run_says_that_its_multiplier_was_at_its_cap_resumed_or_not(
     assert found["true_cost_last_fifth"] > 0.001
     assert [line for line in found["verdict"] if "λ" in line] == [
         "λ was at its cap of 1 in the last fifth of the run, and cost above the limit: train "
-        "longer, --total-timesteps 8000, or raise --multiplier-cap; if no policy can keep the "
-        "limit, raise the limit",
+        "longer, --total-timesteps 8000, give a learned cost more labels, or raise "
+        "--multiplier-cap; if no policy can keep the limit, raise the limit",
     ]
     short = small_ppo_lag(scripts, tmp_path / "short", **{**options, "total_timesteps": 600})
     of_short = summary_of(scripts.ppo_lag.train(short))["verdict"]
