@@ -19,6 +19,7 @@ import zlib
 import numpy as np
 import pytest
 
+import pbcrl.label.server  # noqa: F401 - while root may read Python's own modules
 from pbcrl.data.label_log import query_digest, trajectory_digest
 from pbcrl.errors import CorruptFileError, FormatVersionError, LabelError, StorageError
 from pbcrl.label.__main__ import main
