@@ -156,6 +156,10 @@ class LearnedCost(nn.Module, ABC):
                 cost is: then the model has diverged.
         """
         rows = finite_rows(obs, actions)
+        if (obs.shape, actions.shape) == ((1, *self.obs_shape), (1, self.act_dim)):
+            of_one = self._cost_of_one(*rows)
+            if of_one is not None:
+                return finite_costs(of_one)
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if obs.size <= _FEW_NUMBERS else threads)
         try:
@@ -163,6 +167,22 @@ class LearnedCost(nn.Module, ABC):
         finally:
             torch.set_num_threads(threads)
         return finite_costs(cost.float().cpu().numpy())
+
+    def _cost_of_one(
+        self,
+        obs: NDArray[Any],  # noqa: ARG002 - for those who can
+        actions: NDArray[np.float32],  # noqa: ARG002
+    ) -> NDArray[np.float32] | None:
+        """The cost of one row, as of a single env, by NumPy, whose calls take less time.
+
+        Args:
+            obs: (1, *obs_shape), finite.
+            actions: (1, act_dim), finite.
+
+        Returns:
+            float32 (1,); None if the model has no such way.
+        """
+        return None
 
     @torch.no_grad()
     def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float64]:
@@ -395,26 +415,6 @@ class CostModel(LearnedCost):
             output = output.float()  # a sum over a thousand steps would lose the small ones
         return self.output_scale * output
 
-    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
-        """Return c_ψ of NumPy rows, see `LearnedCost.step_cost`.
-
-        One row, as of a single env, goes through the MLP in NumPy, whose calls take less time.
-        """
-        is_one = (obs.shape, actions.shape) == ((1, self.obs_dim), (1, self.act_dim))
-        arrays = self._mlp_arrays() if is_one and isinstance(self.net, MLP) else []
-        if not arrays:
-            return super().step_cost(obs, actions)
-        mean, scale, *layers = arrays
-        with np.errstate(over="ignore"):  # what overflows becomes infinite
-            row = np.concatenate([obs, actions], axis=1, dtype=np.float32)
-        if not np.isfinite(row).all():
-            finite_rows(obs, actions)  # says which
-        row = np.minimum(np.maximum((row - mean) / scale, -_INPUT_CLIP), _INPUT_CLIP)
-        for i in range(0, len(layers) - 2, 2):
-            row = np.maximum(row @ layers[i].T + layers[i + 1], 0)
-        cost = (row @ layers[-2].T + layers[-1])[:, 0] * np.float32(self.output_scale)
-        return finite_costs(cost)
-
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return C_ψ, whose limit is 0, as the only member's, (1, B)."""
         return self.trajectory_cost(obs, actions, mask)[None]
@@ -547,6 +547,20 @@ class CostModel(LearnedCost):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_of_one": None}
+
+    def _cost_of_one(
+        self, obs: NDArray[Any], actions: NDArray[np.float32]
+    ) -> NDArray[np.float32] | None:
+        arrays = self._mlp_arrays() if isinstance(self.net, MLP) else []
+        if not arrays:
+            return None
+        mean, scale, *layers = arrays
+        row = np.concatenate([obs, actions], axis=1, dtype=np.float32)
+        row = np.minimum(np.maximum((row - mean) / scale, -_INPUT_CLIP), _INPUT_CLIP)
+        for i in range(0, len(layers) - 2, 2):
+            row = np.maximum(row @ layers[i].T + layers[i + 1], 0)
+        cost: NDArray[np.float32] = (row @ layers[-2].T + layers[-1])[:, 0]
+        return cost * np.float32(self.output_scale)
 
     def _mlp_arrays(self) -> list[NDArray[np.float32]]:
         """Mean and scale of the inputs, then weights and biases, as they are now; none on a GPU."""

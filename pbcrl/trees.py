@@ -21,7 +21,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl.cost_model import KIND, LearnedCost, finite_costs, finite_rows
+from pbcrl.cost_model import KIND, LearnedCost
 from pbcrl.errors import MismatchError, require_in
 from pbcrl.spaces import input_names, names_of, spaces_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
@@ -250,21 +250,19 @@ class TreeCost(LearnedCost):
         """
         return self._pessimistic(self._member_costs(obs, actions))
 
-    def step_cost(self, obs: NDArray[Any], actions: NDArray[Any]) -> NDArray[np.float32]:
-        """Return c_ψ of NumPy rows, see `LearnedCost.step_cost`.
-
-        The trees of one row, as of a single env, are walked by NumPy, whose calls take less time.
-        """
-        is_one = (obs.shape, actions.shape) == ((1, self.obs_dim), (1, self.act_dim))
-        if not is_one or self._of_one is None:
-            return super().step_cost(obs, actions)
+    def _cost_of_one(
+        self, obs: NDArray[Any], actions: NDArray[np.float32]
+    ) -> NDArray[np.float32] | None:
         tables = self._of_one
-        row = self.columns(*map(torch.from_numpy, finite_rows(obs, actions))).numpy()[0]
+        if tables is None:
+            return None
+        row = self.columns(torch.from_numpy(obs), torch.from_numpy(actions)).numpy()[0]
         above = (row[tables.features] > tables.thresholds).view(np.uint8).reshape(_NODES, -1)
         reachable = tables.if_left ^ (above * tables.change)
         outputs = tables.values[np.bitwise_and.reduce(reachable) + tables.offsets]
         costs = torch.from_numpy(outputs).view(self.num_members, self.num_trees, 1).sum(dim=1)
-        return finite_costs(self._pessimistic(self.output_scale * costs).numpy())
+        cost: NDArray[np.float32] = self._pessimistic(self.output_scale * costs).numpy()
+        return cost
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return each member's C minus its limit, without pessimism, (M, B)."""

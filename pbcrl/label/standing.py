@@ -276,7 +276,7 @@ class Standing:
         if is_open:
             self.open.add(number)
         elif number in self.open:
-            self.open.discard(number)
+            self.open.remove(number)
             self._num_closed += 1
             if self._num_closed > len(self.open):
                 # A set walks over what was removed, too.
