@@ -140,7 +140,7 @@ MINUTES = "10", "30"
 """Of the short table of a person's minutes."""
 
 Key = tuple[str, str, str]
-"""Env id, variant and seed of a run."""
+"""Env id, variant, and seed or commit of a run."""
 
 
 def read(name: str) -> list[dict[str, str]]:
@@ -199,8 +199,11 @@ def column(runs: Sequence[dict[str, str]], key: str) -> list[float]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown, whose first row is its head."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    """Return a table in Markdown, whose first row is its head; no line ends within an interval."""
+    lines = [
+        f"| {' | '.join(row)} |".replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+        for row in rows
+    ]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
 
 
@@ -237,17 +240,18 @@ def tables() -> dict[str, str]:
             made["constant"].append(found[default])
     for (task, variant), method in ABLATIONS.items():
         made["ablations"].append(row(task, variant, method))
-    made["trees"] = [list(COLUMNS)]
-    fresh: dict[tuple[str, str], list[dict[str, str]]] = {}
+    made["trees"] = [[*COLUMNS[:2], "commit", *COLUMNS[2:]]]
+    fresh: dict[Key, list[dict[str, str]]] = {}
     for run in read("trees.csv"):
-        fresh.setdefault((run["env_id"], run["variant"]), []).append(run)
+        fresh.setdefault((run["env_id"], run["variant"], run["commit"]), []).append(run)
     for point in read("trees_curves.csv"):
         key = point["env_id"], point["variant"], point["seed"]
         curves.setdefault(key, []).append(point)
     for task in TASKS:
         for variant, method in TREES.items():
-            if (task, variant) in fresh:
-                made["trees"].append(cells(task, method, fresh[task, variant], curves))
+            for commit in [c for env_id, v, c in fresh if (env_id, v) == (task, variant)]:
+                row_of_it = cells(task, method, fresh[task, variant, commit], curves)
+                made["trees"].append([*row_of_it[:2], commit, *row_of_it[2:]])
     made |= gate() | minutes() | marks() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
