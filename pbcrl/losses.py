@@ -2,9 +2,12 @@
 
 Pure functions of (B,) tensors of trajectory costs and labels, which depend on nothing else of this
 package, so that they fit into any project. A label may be NaN, "not given":
-such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
-logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart, and
-at least in float32, because sums over a batch pass the largest float16.
+such an entry adds nothing to a loss, and no NaN ever reaches a gradient. With an `error_rate` η,
+each answer is taken to be wrong with that probability, whatever it is about. Then one that all
+others contradict hardly pulls, where plain cross-entropy, the paper's, lets it pull with full force
+(Christiano et al. 2017 assume η = 0.05). Everything is computed in logits, because probabilities
+round to 0 and 1 and lose the gradient once costs are far apart, and at least in float32, because
+sums over a batch pass the largest float16.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ def pbci_loss(
     dead_zone: float = 1.0,
     snr_weight: float = 1e-3,
     max_std: float | None = 5.0,
+    error_rate: float = 0.0,
 ) -> PbCILoss:
     r"""Sum of the preference, safety and SNR losses over one batch of pairs, each with weight 1.
 
@@ -61,6 +65,7 @@ def pbci_loss(
         snr_weight: ζ >= 0.
         max_std: Standard deviation of the costs above which the SNR term stops growing, > 0;
             None is the paper's unbounded term.
+        error_rate: η in [0, 0.5), share of wrong answers.
 
     Returns:
         The total and the three terms.
@@ -69,15 +74,17 @@ def pbci_loss(
         ValueError: If the shapes differ, the costs are not floating point, a label is outside
             [0, 1], or an option is out of range.
     """
-    pair_term = preference_loss(first_cost, second_cost, preference)
+    pair_term = preference_loss(first_cost, second_cost, preference, error_rate=error_rate)
     cost = torch.cat([first_cost, second_cost])  # (2B,)
     safe = torch.stack([first_safe, second_safe]).flatten()  # (2B,); equal shapes only
-    safety_term = safety_loss(cost, safe, dead_zone=dead_zone)
+    safety_term = safety_loss(cost, safe, dead_zone=dead_zone, error_rate=error_rate)
     snr_term = snr_loss(cost, preference, snr_weight=snr_weight, max_std=max_std)
     return PbCILoss(pair_term + safety_term + snr_term, pair_term, safety_term, snr_term)
 
 
-def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor) -> Tensor:
+def preference_loss(
+    first_cost: Tensor, second_cost: Tensor, preference: Tensor, *, error_rate: float = 0.0
+) -> Tensor:
     r"""Cross-entropy of the preference under Bradley-Terry: the cheaper trajectory is preferred.
 
     Only cost differences enter: adding the same number to every cost changes nothing.
@@ -89,23 +96,27 @@ def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor)
         second_cost: Ĉ(τ₂), (B,).
         preference: μ in [0, 1], (B,): probability that the first is the safer one; 0.5 is a tie,
             NaN not given.
+        error_rate: η in [0, 0.5): then σ above is η + (1 - 2η) σ.
 
     Returns:
         Mean over the pairs that have a preference, in nats; 0 if there are none. 0-d.
 
     Raises:
-        ValueError: If the shapes differ, the costs are not floating point, or a preference is
-            outside [0, 1].
+        ValueError: If the shapes differ, the costs are not floating point, a preference is outside
+            [0, 1], or `error_rate` is out of range.
     """
     given = _given(first_cost, preference) & _given(second_cost, preference)
     # Selecting before computing: multiplying a NaN label away would leave NaN in the gradient.
     gap = (_wide(second_cost) - _wide(first_cost))[given]
     mu = preference[given].to(gap.dtype)
-    log_likelihood = mu * F.logsigmoid(gap) + (1 - mu) * F.logsigmoid(-gap)
+    likely, unlikely = (_log_probability(logit, error_rate) for logit in (gap, -gap))
+    log_likelihood = mu * likely + (1 - mu) * unlikely
     return -log_likelihood.sum() / max(len(gap), 1)
 
 
-def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor:
+def safety_loss(
+    cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0, error_rate: float = 0.0
+) -> Tensor:
     r"""Cross-entropy of the safe/unsafe label with a dead zone above the threshold.
 
     Safe trajectories are pushed below 0, unsafe ones above `dead_zone` rather than above 0: a shift
@@ -119,13 +130,14 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
         cost: Learned trajectory cost Ĉ(τ), (B,), in units where the learned limit is 0.
         safe: ε, (B,): 1 safe, 0 unsafe, between them a probability of safe, NaN where not given.
         dead_zone: δ >= 0, in the units of `cost`.
+        error_rate: η in [0, 0.5): then σ above is η + (1 - 2η) σ.
 
     Returns:
         Mean over the labelled trajectories, in nats; 0 if there are none. 0-d.
 
     Raises:
         ValueError: If the shapes differ, `cost` is not floating point, a label is outside [0, 1],
-            or `dead_zone` is negative or not finite.
+            `dead_zone` is negative or not finite, or `error_rate` is out of range.
     """
     if not 0 <= dead_zone < math.inf:
         raise ValueError(
@@ -134,7 +146,9 @@ def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor
     given = _given(cost, safe)
     cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
-    log_likelihood = eps * F.logsigmoid(-cost) + (1 - eps) * F.logsigmoid(cost - dead_zone)
+    logits = -cost, cost - dead_zone
+    safe_then, unsafe_then = (_log_probability(logit, error_rate) for logit in logits)
+    log_likelihood = eps * safe_then + (1 - eps) * unsafe_then
     return -log_likelihood.sum() / max(len(cost), 1)
 
 
@@ -187,6 +201,19 @@ def snr_loss(
     if max_std is not None:
         variance = variance.clamp(max=max_std**2)
     return -snr_weight * variance / entropy
+
+
+def _log_probability(logit: Tensor, error_rate: float) -> Tensor:
+    """Of an answer that is right with probability σ(logit), and taken down wrong with η."""
+    if not 0 <= error_rate < 0.5:
+        raise ValueError(
+            f"error_rate must lie in [0, 0.5), got {error_rate}; from one half on, answers say "
+            "nothing, or the opposite"
+        )
+    if error_rate == 0:
+        return F.logsigmoid(logit)
+    wrong = torch.full_like(logit, math.log(error_rate))
+    return torch.logaddexp(F.logsigmoid(logit) + math.log(1 - 2 * error_rate), wrong)
 
 
 def _wide(cost: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pbcrl.buffer import PreferenceBuffer
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in
 from pbcrl.losses import safety_loss, snr_loss
-from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
+from pbcrl.trainer import Evaluation, Trainer, bootstrapped
 from pbcrl.trajectory import Marks, PairBatch, Trajectory
 from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
@@ -71,6 +71,8 @@ class TreeTrainer(Trainer):
             one; None is `DeadZone(0)`: nothing is underestimated by design.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
+        error_rate: η of `pbci_loss`, share of answers that are taken to be wrong, marks and clips
+            among them. Trees that explain each answer cut out steps to explain wrong ones.
         rounds: Most trees.
         learning_rate: Share of the best step that each tree goes.
         max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
@@ -94,6 +96,7 @@ class TreeTrainer(Trainer):
         dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
+        error_rate: float = 0.05,
         rounds: int = 300,
         learning_rate: float = 0.1,
         max_rows: int = 500_000,
@@ -101,7 +104,13 @@ class TreeTrainer(Trainer):
     ) -> None:
         require_trees(model)
         dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
-        super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
+        super().__init__(
+            model,
+            dead_zone=dead_zone,
+            snr_weight=snr_weight,
+            max_std=max_std,
+            error_rate=error_rate,
+        )
         require_in("[1, inf)", rounds=rounds, max_rows=max_rows, threads=threads)
         require_in("(0, 1]", learning_rate=learning_rate)
         self._lightgbm = _imported()
@@ -338,7 +347,7 @@ class TreeTrainer(Trainer):
             if size:
                 outputs += booster.newest.outputs(rows.columns)
             cost = torch.from_numpy(rows.costs(outputs) - booster.limits[-1])
-            found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
+            found = self._evaluation(cost, batch)
             if found.selection_loss < best or len(batch) < _FEWEST_HELD_OUT:
                 best, best_size = found.selection_loss, size
             if size % 10 == 0:
@@ -441,42 +450,51 @@ class _Safety:
         about: Index of what each label is about, (K,).
         safe: ε of each, NaN where not given, (K,).
         size: Of what they are about, U.
+        error_rate: η.
         dead_zone: δ.
     """
 
     def __init__(
-        self, about: NDArray[Any], safe: NDArray[Any], *, size: int, dead_zone: float = 0.0
+        self,
+        about: NDArray[Any],
+        safe: NDArray[Any],
+        *,
+        size: int,
+        error_rate: float,
+        dead_zone: float = 0.0,
     ) -> None:
         given = ~np.isnan(safe)
         about, label = about[given], safe[given].astype(np.float64)
         each = np.stack([np.bincount(about, x, size) for x in (label, 1 - label)])
         self._safe, self._unsafe = torch.from_numpy(each / max(1, len(label)))
         self._dead_zone = dead_zone
+        self._error_rate = error_rate
         self.is_given = bool(len(label))
         self.shift = 0.0
         """b: what costs more is unsafe."""
 
     def gradient(self, costs: Tensor) -> Tensor:
         """By each cost, (U,)."""
-        above, below = self._sides(costs)
-        gradient: Tensor = self._safe * above - self._unsafe * below
+        excess = costs - self.shift
+        wrong, right = (
+            answer_slope(x, self._error_rate) for x in (excess, self._dead_zone - excess)
+        )
+        gradient: Tensor = self._safe * wrong - self._unsafe * right
         return gradient
 
     def centre(self, costs: Tensor) -> None:
-        """Put the shift where the loss is lowest, by Newton's method from where it is."""
+        """Put the shift where the loss is lowest, by Newton's method from where it is.
+
+        The curvature is that without errors, which bounds the other.
+        """
         for _ in range(20 if self.is_given else 0):
-            above, below = self._sides(costs)
-            slope = (self._safe * above - self._unsafe * below).sum()
+            excess = costs - self.shift
+            above, below = torch.sigmoid(excess), torch.sigmoid(self._dead_zone - excess)
             curve = self._safe * above * (1 - above) + self._unsafe * below * (1 - below)
-            move = float(slope / (curve.sum() + 1e-4))
+            move = float(self.gradient(costs).sum() / (curve.sum() + 1e-4))
             self.shift += min(max(move, -1.0), 1.0)
             if abs(move) < 1e-4:
                 break
-
-    def _sides(self, costs: Tensor) -> tuple[Tensor, Tensor]:
-        """How wrong it is to call each safe, and unsafe, in [0, 1]."""
-        excess = costs - self.shift
-        return torch.sigmoid(excess), torch.sigmoid(self._dead_zone - excess)
 
 
 class _Loss:
@@ -505,10 +523,13 @@ class _Loss:
                 members.ravel(),
                 batch.safe.numpy().ravel(),
                 size=self._num_pair_costs,
+                error_rate=trainer._error_rate,
                 dead_zone=trainer.dead_zone.value,
             ),
-            _Safety(np.arange(len(clips)), self._clip_safe, size=len(clips)),
-            _Safety(np.arange(len(self._unmarked)), self._unmarked, size=len(self._unmarked)),
+            *(
+                _Safety(np.arange(len(safe)), safe, size=len(safe), error_rate=trainer._error_rate)
+                for safe in (self._clip_safe, self._unmarked)
+            ),
         )
         self._gather_preferences(members, batch.preference.numpy().astype(np.float64))
         # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
@@ -551,7 +572,9 @@ class _Loss:
             (steps, self._unmarked, self._safety[2]),
         ):
             if len(values):
-                loss = loss + safety_loss(values - part.shift, torch.from_numpy(safe))
+                rate = self._trainer._error_rate
+                label = torch.from_numpy(safe)
+                loss = loss + safety_loss(values - part.shift, label, error_rate=rate)
         return loss
 
     def gradient(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -616,7 +639,9 @@ class _Loss:
         parts = zip(self._safety, (cost, clip_cost, steps), strict=True)
         grad, clip_grad, step_grad = (safety.gradient(values) for safety, values in parts)
         gap = cost[self._second] - cost[self._first]
-        pull = self._times * torch.sigmoid(gap) - self._safer
+        rate = self._trainer._error_rate
+        pull = (self._times - self._safer) * answer_slope(gap, rate)
+        pull -= self._safer * answer_slope(-gap, rate)
         grad.index_add_(0, self._second, pull).index_add_(0, self._first, pull, alpha=-1)
         centred = cost - self._share @ cost
         max_std = self._trainer._max_std
@@ -645,7 +670,7 @@ def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Out
     L(C + Δ) <= L(C) + g · Δ + ½ Σ_i κ_i Δ_i² for all Δ. The logistic loss lies below the parabola
     of curvature tanh(x / 2) / (2 x) that touches it at x (Jaakkola and Jordan); the difference of
     two costs moves by at most (Δ_i - Δ_j)² <= 2 Δ_i² + 2 Δ_j². The variance term is concave below
-    `max_std`, so its tangent bounds it.
+    `max_std`, so its tangent bounds it. With an error rate the loss is curved less everywhere.
 
     Args:
         cost: C of each trajectory, (U,).
@@ -663,6 +688,18 @@ def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Out
     each = _mean_curvature(cost[members], safe, dead_zone)
     summed: Outputs = bound + np.bincount(members, each, len(cost))
     return summed
+
+
+def answer_slope(excess: Tensor, error_rate: float) -> Tensor:
+    """Derivative of -log(η + (1 - 2η) σ(-x)) by x, at the excess x: σ(x) at η = 0.
+
+    It is highest where an answer is in doubt, and falls again where it must be an error.
+    """
+    above, below = torch.sigmoid(excess), torch.sigmoid(-excess)
+    if error_rate == 0:
+        return above
+    share = 1 - 2 * error_rate
+    return share * above * below / (error_rate + share * below)
 
 
 def curvature(x: Outputs) -> Outputs:

@@ -111,6 +111,53 @@ def test_labels_may_be_booleans():
     assert safety_loss(costs, tensor([True, False])) == safety_loss(costs, f64([1.0, 0.0]))
 
 
+# -- Wrong answers ---------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_wrong_once_in_ten_has_the_probability_of_both_ways_to_it():
+    """σ(ln 3) = 3/4: right and taken down right, or wrong and taken down wrong."""
+    right, wrong = 0.75 * 0.9 + 0.25 * 0.1, 0.25 * 0.9 + 0.75 * 0.1
+    for label, probability in ((1.0, right), (0.0, wrong)):
+        pair = f64([0.0]), f64([math.log(3)]), f64([label])
+        expected = pytest.approx(-math.log(probability))
+        assert preference_loss(*pair, error_rate=0.1).item() == expected
+        found = safety_loss(f64([-math.log(3)]), f64([label]), error_rate=0.1)
+        assert found.item() == expected
+
+
+def test_an_answer_that_all_others_contradict_costs_a_constant_and_does_not_pull():
+    for safe, value in ((1.0, 200.0), (0.0, -200.0)):
+        cost = leaf([value])
+        loss = safety_loss(cost, f64([safe]), error_rate=0.05)
+        loss.backward()
+        assert loss.item() == pytest.approx(math.log(20))
+        assert cost.grad.item() == pytest.approx(0, abs=1e-12)
+        plain = leaf([value])
+        safety_loss(plain, f64([safe])).backward()
+        assert abs(plain.grad.item()) == pytest.approx(1)
+
+
+@law
+@given(pair_batches(), st.floats(0, 0.49))
+def test_an_error_rate_bounds_the_loss_and_0_is_plain_cross_entropy(batch, rate):
+    first, second, mu, *_ = batch
+    loss = preference_loss(first, second, mu, error_rate=rate)
+    assert loss >= 0
+    if rate:
+        assert loss <= -math.log(rate) + 1e-9
+    else:
+        assert loss == preference_loss(first, second, mu)
+
+
+@pytest.mark.parametrize("error_rate", [-0.1, 0.5, 1.0, NAN])
+def test_answers_that_say_nothing_or_the_opposite_are_refused(error_rate):
+    message = r"error_rate must lie in \[0, 0\.5\), got .*; from one half on, answers say nothing"
+    with pytest.raises(ValueError, match=message):
+        safety_loss(ONE, ONE, error_rate=error_rate)
+    with pytest.raises(ValueError, match=message):
+        preference_loss(ONE, ONE, ONE, error_rate=error_rate)
+
+
 # -- SNR -------------------------------------------------------------------------------------
 
 
