@@ -2,12 +2,15 @@
 
 Pure functions of (B,) tensors of trajectory costs and labels, which depend on nothing else of this
 package, so that they fit into any project. A label may be NaN, "not given":
-such an entry adds nothing to a loss, and no NaN ever reaches a gradient. With an `error_rate` η,
-each answer is taken to be wrong with that probability, whatever it is about. Then one that all
-others contradict hardly pulls, where plain cross-entropy, the paper's, lets it pull with full force
-(Christiano et al. 2017 assume η = 0.05). Everything is computed in logits, because probabilities
-round to 0 and 1 and lose the gradient once costs are far apart, and at least in float32, because
-sums over a batch pass the largest float16.
+such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
+logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart, and
+at least in float32, because sums over a batch pass the largest float16.
+
+With an `error_rate` η a preference is taken to be wrong with that probability, whatever it is
+about (Christiano et al. 2017 assume η = 0.05), and an unsafe trajectory to be called safe, since
+people overlook things. Then an answer that all others contradict hardly pulls, where plain
+cross-entropy, the paper's, lets it pull with full force. What is called unsafe is never explained
+away: where unsafe trajectories are rare, each looks like an error.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def pbci_loss(
         snr_weight: ζ >= 0.
         max_std: Standard deviation of the costs above which the SNR term stops growing, > 0;
             None is the paper's unbounded term.
-        error_rate: η in [0, 0.5), share of wrong answers.
+        error_rate: η in [0, 0.5), share of wrong preferences, and of unsafe trajectories that are
+            called safe.
 
     Returns:
         The total and the three terms.
@@ -96,7 +100,7 @@ def preference_loss(
         second_cost: Ĉ(τ₂), (B,).
         preference: μ in [0, 1], (B,): probability that the first is the safer one; 0.5 is a tie,
             NaN not given.
-        error_rate: η in [0, 0.5): then σ above is η + (1 - 2η) σ.
+        error_rate: η in [0, 0.5), share of wrong answers: then σ is η + (1 - 2η) σ above.
 
     Returns:
         Mean over the pairs that have a preference, in nats; 0 if there are none. 0-d.
@@ -109,7 +113,10 @@ def preference_loss(
     # Selecting before computing: multiplying a NaN label away would leave NaN in the gradient.
     gap = (_wide(second_cost) - _wide(first_cost))[given]
     mu = preference[given].to(gap.dtype)
-    likely, unlikely = (_log_probability(logit, error_rate) for logit in (gap, -gap))
+    _check_error_rate(error_rate)
+    likely, unlikely = (
+        _log_mixture(logit, at_least=error_rate, at_most=1 - error_rate) for logit in (gap, -gap)
+    )
     log_likelihood = mu * likely + (1 - mu) * unlikely
     return -log_likelihood.sum() / max(len(gap), 1)
 
@@ -130,7 +137,8 @@ def safety_loss(
         cost: Learned trajectory cost Ĉ(τ), (B,), in units where the learned limit is 0.
         safe: ε, (B,): 1 safe, 0 unsafe, between them a probability of safe, NaN where not given.
         dead_zone: δ >= 0, in the units of `cost`.
-        error_rate: η in [0, 0.5): then σ above is η + (1 - 2η) σ.
+        error_rate: η in [0, 0.5), share of the unsafe that are called safe: then σ(-Ĉ) above is
+            η + (1 - η) σ(-Ĉ), and σ(Ĉ - δ) is (1 - η) σ(Ĉ - δ).
 
     Returns:
         Mean over the labelled trajectories, in nats; 0 if there are none. 0-d.
@@ -146,9 +154,10 @@ def safety_loss(
     given = _given(cost, safe)
     cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
-    logits = -cost, cost - dead_zone
-    safe_then, unsafe_then = (_log_probability(logit, error_rate) for logit in logits)
-    log_likelihood = eps * safe_then + (1 - eps) * unsafe_then
+    _check_error_rate(error_rate)
+    called_safe = _log_mixture(-cost, at_least=error_rate, at_most=1.0)
+    called_unsafe = _log_mixture(cost - dead_zone, at_least=0.0, at_most=1 - error_rate)
+    log_likelihood = eps * called_safe + (1 - eps) * called_unsafe
     return -log_likelihood.sum() / max(len(cost), 1)
 
 
@@ -203,17 +212,23 @@ def snr_loss(
     return -snr_weight * variance / entropy
 
 
-def _log_probability(logit: Tensor, error_rate: float) -> Tensor:
-    """Of an answer that is right with probability σ(logit), and taken down wrong with η."""
+def _check_error_rate(error_rate: float) -> None:
     if not 0 <= error_rate < 0.5:
         raise ValueError(
             f"error_rate must lie in [0, 0.5), got {error_rate}; from one half on, answers say "
             "nothing, or the opposite"
         )
-    if error_rate == 0:
-        return F.logsigmoid(logit)
-    wrong = torch.full_like(logit, math.log(error_rate))
-    return torch.logaddexp(F.logsigmoid(logit) + math.log(1 - 2 * error_rate), wrong)
+
+
+def _log_mixture(logit: Tensor, *, at_least: float, at_most: float) -> Tensor:
+    """log(at_least + (at_most - at_least) σ(logit)), the probability of an answer."""
+    log_probability = F.logsigmoid(logit)
+    if at_most - at_least < 1:
+        log_probability = log_probability + math.log(at_most - at_least)
+    if at_least > 0:
+        floor = torch.full_like(logit, math.log(at_least))
+        log_probability = torch.logaddexp(log_probability, floor)
+    return log_probability
 
 
 def _wide(cost: Tensor) -> Tensor:

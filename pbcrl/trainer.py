@@ -63,7 +63,7 @@ class Trainer(ABC):
         dead_zone: δ of Eq. 8; a number is a fixed one, None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`, share of answers that are taken to be wrong.
+        error_rate: η of `pbci_loss`.
 
     Raises:
         TypeError: If `model` is no `LearnedCost`.
@@ -313,7 +313,7 @@ class CostModelTrainer(Trainer):
             one; None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`, share of answers that are taken to be wrong; the paper's is 0.
+        error_rate: η of `pbci_loss`; 0 is the paper's loss.
         lr: Adam's step size.
         batch_size: Pairs per gradient step.
         bf16: Whether gradient steps compute the network in bfloat16. Sums over time, losses,

@@ -71,8 +71,8 @@ class TreeTrainer(Trainer):
             one; None is `DeadZone(0)`: nothing is underestimated by design.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`, share of answers that are taken to be wrong, marks and clips
-            among them. Trees that explain each answer cut out steps to explain wrong ones.
+        error_rate: η of `pbci_loss`, for clips and marks, too; 0 is the paper's loss. Trees that
+            explain each answer cut out steps to explain wrong ones: of people take 0.05.
         rounds: Most trees.
         learning_rate: Share of the best step that each tree goes.
         max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
@@ -96,7 +96,7 @@ class TreeTrainer(Trainer):
         dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
-        error_rate: float = 0.05,
+        error_rate: float = 0.0,
         rounds: int = 300,
         learning_rate: float = 0.1,
         max_rows: int = 500_000,
@@ -476,9 +476,8 @@ class _Safety:
     def gradient(self, costs: Tensor) -> Tensor:
         """By each cost, (U,)."""
         excess = costs - self.shift
-        wrong, right = (
-            answer_slope(x, self._error_rate) for x in (excess, self._dead_zone - excess)
-        )
+        wrong = answer_slope(excess, at_least=self._error_rate, at_most=1.0)
+        right = torch.sigmoid(self._dead_zone - excess)
         gradient: Tensor = self._safe * wrong - self._unsafe * right
         return gradient
 
@@ -640,8 +639,8 @@ class _Loss:
         grad, clip_grad, step_grad = (safety.gradient(values) for safety, values in parts)
         gap = cost[self._second] - cost[self._first]
         rate = self._trainer._error_rate
-        pull = (self._times - self._safer) * answer_slope(gap, rate)
-        pull -= self._safer * answer_slope(-gap, rate)
+        over, under = (answer_slope(x, at_least=rate, at_most=1 - rate) for x in (gap, -gap))
+        pull = (self._times - self._safer) * over - self._safer * under
         grad.index_add_(0, self._second, pull).index_add_(0, self._first, pull, alpha=-1)
         centred = cost - self._share @ cost
         max_std = self._trainer._max_std
@@ -690,16 +689,16 @@ def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Out
     return summed
 
 
-def answer_slope(excess: Tensor, error_rate: float) -> Tensor:
-    """Derivative of -log(η + (1 - 2η) σ(-x)) by x, at the excess x: σ(x) at η = 0.
+def answer_slope(excess: Tensor, *, at_least: float, at_most: float) -> Tensor:
+    """Derivative of -log(at_least + (at_most - at_least) σ(-x)) by x, at the excess x.
 
-    It is highest where an answer is in doubt, and falls again where it must be an error.
+    σ(x) from 0 to 1. With a floor it falls again where the answer must be an error.
     """
     above, below = torch.sigmoid(excess), torch.sigmoid(-excess)
-    if error_rate == 0:
+    if at_least == 0:
         return above
-    share = 1 - 2 * error_rate
-    return share * above * below / (error_rate + share * below)
+    share = at_most - at_least
+    return share * above * below / (at_least + share * below)
 
 
 def curvature(x: Outputs) -> Outputs:

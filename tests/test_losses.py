@@ -114,27 +114,39 @@ def test_labels_may_be_booleans():
 # -- Wrong answers ---------------------------------------------------------------------------
 
 
-def test_an_answer_that_is_wrong_once_in_ten_has_the_probability_of_both_ways_to_it():
+def test_a_preference_that_is_wrong_once_in_ten_has_two_ways_to_come_about():
     """σ(ln 3) = 3/4: right and taken down right, or wrong and taken down wrong."""
     right, wrong = 0.75 * 0.9 + 0.25 * 0.1, 0.25 * 0.9 + 0.75 * 0.1
     for label, probability in ((1.0, right), (0.0, wrong)):
-        pair = f64([0.0]), f64([math.log(3)]), f64([label])
-        expected = pytest.approx(-math.log(probability))
-        assert preference_loss(*pair, error_rate=0.1).item() == expected
-        found = safety_loss(f64([-math.log(3)]), f64([label]), error_rate=0.1)
-        assert found.item() == expected
+        loss = preference_loss(f64([0.0]), f64([math.log(3)]), f64([label]), error_rate=0.1)
+        assert loss.item() == pytest.approx(-math.log(probability))
 
 
-def test_an_answer_that_all_others_contradict_costs_a_constant_and_does_not_pull():
-    for safe, value in ((1.0, 200.0), (0.0, -200.0)):
-        cost = leaf([value])
-        loss = safety_loss(cost, f64([safe]), error_rate=0.05)
-        loss.backward()
-        assert loss.item() == pytest.approx(math.log(20))
-        assert cost.grad.item() == pytest.approx(0, abs=1e-12)
-        plain = leaf([value])
-        safety_loss(plain, f64([safe])).backward()
-        assert abs(plain.grad.item()) == pytest.approx(1)
+def test_of_ten_unsafe_trajectories_one_is_overlooked():
+    """σ(ln 3) = 3/4 of being unsafe."""
+    for label, probability in ((0.0, 0.75 * 0.9), (1.0, 0.25 + 0.75 * 0.1)):
+        loss = safety_loss(f64([math.log(3)]), f64([label]), error_rate=0.1)
+        assert loss.item() == pytest.approx(-math.log(probability))
+
+
+def test_who_calls_it_safe_against_all_evidence_does_not_pull_and_who_calls_it_unsafe_does():
+    overlooked, seen = leaf([200.0]), leaf([-200.0])
+    loss = safety_loss(overlooked, f64([1.0]), error_rate=0.05)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(20))
+    assert overlooked.grad.item() == pytest.approx(0, abs=1e-12)
+    loss = safety_loss(seen, f64([0.0]), error_rate=0.05)
+    loss.backward()
+    assert loss.item() == pytest.approx(200 - math.log(0.95))
+    assert seen.grad.item() == pytest.approx(-1)
+
+
+def test_a_preference_against_all_evidence_costs_a_constant_and_does_not_pull():
+    first, second = leaf([0.0]), leaf([200.0])
+    loss = preference_loss(first, second, f64([0.0]), error_rate=0.05)
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(20))
+    assert first.grad.item() == pytest.approx(0, abs=1e-12)
 
 
 @law

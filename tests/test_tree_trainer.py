@@ -179,7 +179,7 @@ KINDS = {
     "with marks": {"num_marks": 4},
     "with both": {"num_clips": 9, "num_marks": 4},
     "no answer is wrong": {"num_clips": 9, "num_marks": 4, "error_rate": 0.0},
-    "many answers are wrong": {"num_clips": 9, "num_marks": 4, "error_rate": 0.3},
+    "much is overlooked": {"num_clips": 9, "num_marks": 4, "error_rate": 0.3},
 }
 
 
@@ -267,8 +267,8 @@ def test_the_line_search_finds_the_minimum_along_a_direction(kind):
         convex = problem.settings["error_rate"] == 0
         lowest = min(map(value, np.linspace(*((0, 2) if convex else (0.95, 1.05)), 101) * found))
         assert found > 0
-        assert value(found) <= lowest + 1e-2 * (value(0) - lowest)
-        assert value(found) < value(0)
+        # It stops where the slope is a fiftieth of what it was.
+        assert value(found) <= lowest + (1e-2 if convex else 2e-2) * (value(0) - lowest)
         assert problem.loss.best_step(problem.outputs, -down) == 0
         moved = np.abs(problem.rows.costs(found * down)).max()
         assert moved <= 10 + 1e-9 or problem.marks
@@ -897,9 +897,7 @@ def test_a_round_moves_the_dead_zone_and_fits_with_it():
     assert found == {
         "violation_gap": 1 / 4,
         "violation_rate": 1 / 2,
-        "finetune_loss": pytest.approx(
-            total_loss(trainer.model, buffer, dead_zone=0.75, error_rate=0.05), abs=1e-6
-        ),
+        "finetune_loss": pytest.approx(total_loss(trainer.model, buffer, dead_zone=0.75), abs=1e-6),
     }
     assert trainer.num_untuned == 0
 
