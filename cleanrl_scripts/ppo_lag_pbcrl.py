@@ -361,10 +361,6 @@ def make_trainer(
     options: dict[str, Any] = {"dead_zone": dead_zone, "snr_weight": args.snr_weight, "rng": rng}
     if args.cost_model == "trees":
         trees = pbcrl.TreeCost.for_env(envs, **limits)
-        # People err, and overlook things; who is simulated may be exact. Beside marks, which say
-        # what is unsafe, it did harm.
-        errs = args.label_folder or args.preference_noise or args.safety_noise
-        options |= {"error_rate": 0.05 if errs and not args.marks else 0.0}
         return pbcrl.TreeTrainer(trees, threads=args.threads, **options)
     net = pbcrl.CostModel.for_env(envs, **limits)
     return pbcrl.CostModelTrainer(net, **options)

@@ -71,8 +71,7 @@ class TreeTrainer(Trainer):
             one; None is `DeadZone(0)`: nothing is underestimated by design.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`, for clips and marks, too; 0 is the paper's loss. Trees that
-            explain each answer cut out steps to explain wrong ones: of people take 0.05.
+        error_rate: η of `pbci_loss`, for clips and marks, too; 0 is the paper's loss.
         rounds: Most trees.
         learning_rate: Share of the best step that each tree goes.
         max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
@@ -640,7 +639,8 @@ class _Loss:
         gap = cost[self._second] - cost[self._first]
         rate = self._trainer._error_rate
         over, under = (answer_slope(x, at_least=rate, at_most=1 - rate) for x in (gap, -gap))
-        pull = (self._times - self._safer) * over - self._safer * under
+        # Without errors over + under is 1.
+        pull = self._times * over - self._safer * (over + under if rate else 1.0)
         grad.index_add_(0, self._second, pull).index_add_(0, self._first, pull, alpha=-1)
         centred = cost - self._share @ cost
         max_std = self._trainer._max_std
