@@ -5,12 +5,6 @@ package, so that they fit into any project. A label may be NaN, "not given":
 such an entry adds nothing to a loss, and no NaN ever reaches a gradient. Everything is computed in
 logits, because probabilities round to 0 and 1 and lose the gradient once costs are far apart, and
 at least in float32, because sums over a batch pass the largest float16.
-
-With an `error_rate` η a preference is taken to be wrong with that probability, whatever it is
-about (Christiano et al. 2017 assume η = 0.05), and an unsafe trajectory to be called safe, since
-people overlook things. Then an answer that all others contradict hardly pulls, where plain
-cross-entropy, the paper's, lets it pull with full force. What is called unsafe is never explained
-away: where unsafe trajectories are rare, each looks like an error.
 """
 
 from __future__ import annotations
@@ -48,7 +42,6 @@ def pbci_loss(
     dead_zone: float = 1.0,
     snr_weight: float = 1e-3,
     max_std: float | None = 5.0,
-    error_rate: float = 0.0,
 ) -> PbCILoss:
     r"""Sum of the preference, safety and SNR losses over one batch of pairs, each with weight 1.
 
@@ -68,8 +61,6 @@ def pbci_loss(
         snr_weight: ζ >= 0.
         max_std: Standard deviation of the costs above which the SNR term stops growing, > 0;
             None is the paper's unbounded term.
-        error_rate: η in [0, 0.5), share of wrong preferences, and of unsafe trajectories that are
-            called safe.
 
     Returns:
         The total and the three terms.
@@ -78,17 +69,15 @@ def pbci_loss(
         ValueError: If the shapes differ, the costs are not floating point, a label is outside
             [0, 1], or an option is out of range.
     """
-    pair_term = preference_loss(first_cost, second_cost, preference, error_rate=error_rate)
+    pair_term = preference_loss(first_cost, second_cost, preference)
     cost = torch.cat([first_cost, second_cost])  # (2B,)
     safe = torch.stack([first_safe, second_safe]).flatten()  # (2B,); equal shapes only
-    safety_term = safety_loss(cost, safe, dead_zone=dead_zone, error_rate=error_rate)
+    safety_term = safety_loss(cost, safe, dead_zone=dead_zone)
     snr_term = snr_loss(cost, preference, snr_weight=snr_weight, max_std=max_std)
     return PbCILoss(pair_term + safety_term + snr_term, pair_term, safety_term, snr_term)
 
 
-def preference_loss(
-    first_cost: Tensor, second_cost: Tensor, preference: Tensor, *, error_rate: float = 0.0
-) -> Tensor:
+def preference_loss(first_cost: Tensor, second_cost: Tensor, preference: Tensor) -> Tensor:
     r"""Cross-entropy of the preference under Bradley-Terry: the cheaper trajectory is preferred.
 
     Only cost differences enter: adding the same number to every cost changes nothing.
@@ -100,30 +89,23 @@ def preference_loss(
         second_cost: Ĉ(τ₂), (B,).
         preference: μ in [0, 1], (B,): probability that the first is the safer one; 0.5 is a tie,
             NaN not given.
-        error_rate: η in [0, 0.5), share of wrong answers: then σ is η + (1 - 2η) σ above.
 
     Returns:
         Mean over the pairs that have a preference, in nats; 0 if there are none. 0-d.
 
     Raises:
-        ValueError: If the shapes differ, the costs are not floating point, a preference is outside
-            [0, 1], or `error_rate` is out of range.
+        ValueError: If the shapes differ, the costs are not floating point, or a preference is
+            outside [0, 1].
     """
     given = _given(first_cost, preference) & _given(second_cost, preference)
     # Selecting before computing: multiplying a NaN label away would leave NaN in the gradient.
     gap = (_wide(second_cost) - _wide(first_cost))[given]
     mu = preference[given].to(gap.dtype)
-    _check_error_rate(error_rate)
-    likely, unlikely = (
-        _log_mixture(logit, at_least=error_rate, at_most=1 - error_rate) for logit in (gap, -gap)
-    )
-    log_likelihood = mu * likely + (1 - mu) * unlikely
+    log_likelihood = mu * F.logsigmoid(gap) + (1 - mu) * F.logsigmoid(-gap)
     return -log_likelihood.sum() / max(len(gap), 1)
 
 
-def safety_loss(
-    cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0, error_rate: float = 0.0
-) -> Tensor:
+def safety_loss(cost: Tensor, safe: Tensor, *, dead_zone: float = 0.0) -> Tensor:
     r"""Cross-entropy of the safe/unsafe label with a dead zone above the threshold.
 
     Safe trajectories are pushed below 0, unsafe ones above `dead_zone` rather than above 0: a shift
@@ -137,15 +119,13 @@ def safety_loss(
         cost: Learned trajectory cost Ĉ(τ), (B,), in units where the learned limit is 0.
         safe: ε, (B,): 1 safe, 0 unsafe, between them a probability of safe, NaN where not given.
         dead_zone: δ >= 0, in the units of `cost`.
-        error_rate: η in [0, 0.5), share of the unsafe that are called safe: then σ(-Ĉ) above is
-            η + (1 - η) σ(-Ĉ), and σ(Ĉ - δ) is (1 - η) σ(Ĉ - δ).
 
     Returns:
         Mean over the labelled trajectories, in nats; 0 if there are none. 0-d.
 
     Raises:
         ValueError: If the shapes differ, `cost` is not floating point, a label is outside [0, 1],
-            `dead_zone` is negative or not finite, or `error_rate` is out of range.
+            or `dead_zone` is negative or not finite.
     """
     if not 0 <= dead_zone < math.inf:
         raise ValueError(
@@ -154,10 +134,7 @@ def safety_loss(
     given = _given(cost, safe)
     cost = _wide(cost)[given]
     eps = safe[given].to(cost.dtype)
-    _check_error_rate(error_rate)
-    called_safe = _log_mixture(-cost, at_least=error_rate, at_most=1.0)
-    called_unsafe = _log_mixture(cost - dead_zone, at_least=0.0, at_most=1 - error_rate)
-    log_likelihood = eps * called_safe + (1 - eps) * called_unsafe
+    log_likelihood = eps * F.logsigmoid(-cost) + (1 - eps) * F.logsigmoid(cost - dead_zone)
     return -log_likelihood.sum() / max(len(cost), 1)
 
 
@@ -210,25 +187,6 @@ def snr_loss(
     if max_std is not None:
         variance = variance.clamp(max=max_std**2)
     return -snr_weight * variance / entropy
-
-
-def _check_error_rate(error_rate: float) -> None:
-    if not 0 <= error_rate < 0.5:
-        raise ValueError(
-            f"error_rate must lie in [0, 0.5), got {error_rate}; from one half on, answers say "
-            "nothing, or the opposite"
-        )
-
-
-def _log_mixture(logit: Tensor, *, at_least: float, at_most: float) -> Tensor:
-    """log(at_least + (at_most - at_least) σ(logit)), the probability of an answer."""
-    log_probability = F.logsigmoid(logit)
-    if at_most - at_least < 1:
-        log_probability = log_probability + math.log(at_most - at_least)
-    if at_least > 0:
-        floor = torch.full_like(logit, math.log(at_least))
-        log_probability = torch.logaddexp(log_probability, floor)
-    return log_probability
 
 
 def _wide(cost: Tensor) -> Tensor:

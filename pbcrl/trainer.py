@@ -63,7 +63,6 @@ class Trainer(ABC):
         dead_zone: δ of Eq. 8; a number is a fixed one, None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`.
 
     Raises:
         TypeError: If `model` is no `LearnedCost`.
@@ -79,11 +78,9 @@ class Trainer(ABC):
         dead_zone: DeadZone | float | None,
         snr_weight: float,
         max_std: float | None,
-        error_rate: float,
     ) -> None:
         require_learned_cost(model)
         require_in("[0, inf)", snr_weight=snr_weight)
-        require_in("[0, 0.5)", error_rate=error_rate)
         require_in("(0, inf]", max_std=math.inf if max_std is None else max_std)
         self.model = model
         if dead_zone is None:
@@ -93,7 +90,6 @@ class Trainer(ABC):
         self.dead_zone = dead_zone
         self._snr_weight = snr_weight
         self._max_std = max_std
-        self._error_rate = error_rate
         self.steps = 0
         """Gradient steps, or trees, so far; 0 before any training."""
         self.num_untuned = 0
@@ -151,7 +147,7 @@ class Trainer(ABC):
     def evaluate(self, buffer: PreferenceBuffer) -> Evaluation:
         """Score a buffer's labelled pairs without training."""
         batch = buffer.batch(np.arange(len(buffer)))
-        return self._evaluation(self._excess(batch), batch)
+        return evaluation_of(self._excess(batch), batch, dead_zone=self.dead_zone.value)
 
     def violation_rates(
         self, buffer: PreferenceBuffer, indices: NDArray[np.integer]
@@ -193,13 +189,7 @@ class Trainer(ABC):
             dead_zone=self.dead_zone.value,
             snr_weight=self._snr_weight,
             max_std=self._max_std,
-            error_rate=self._error_rate,
         ).total
-
-    def _evaluation(self, cost: Tensor, batch: PairBatch) -> Evaluation:
-        return evaluation_of(
-            cost, batch, dead_zone=self.dead_zone.value, error_rate=self._error_rate
-        )
 
     def _excess(self, batch: PairBatch) -> Tensor:
         """C_ψ minus the learned limit of the unique trajectories, float64 (U,)."""
@@ -313,7 +303,6 @@ class CostModelTrainer(Trainer):
             one; None is `DeadZone()`.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C_ψ) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`; 0 is the paper's loss.
         lr: Adam's step size.
         batch_size: Pairs per gradient step.
         bf16: Whether gradient steps compute the network in bfloat16. Sums over time, losses,
@@ -334,18 +323,11 @@ class CostModelTrainer(Trainer):
         dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
-        error_rate: float = 0.0,
         lr: float = 3e-3,
         batch_size: int = 128,
         bf16: bool = False,
     ) -> None:
-        super().__init__(
-            model,
-            dead_zone=dead_zone,
-            snr_weight=snr_weight,
-            max_std=max_std,
-            error_rate=error_rate,
-        )
+        super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
         if not list(model.parameters()):
             raise TypeError(
                 f"Adam trains weights, but a {type(model).__name__} has none; trees are grown by a "
@@ -602,9 +584,7 @@ class CostModelTrainer(Trainer):
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
 
-def evaluation_of(
-    cost: Tensor, batch: PairBatch, *, dead_zone: float, error_rate: float
-) -> Evaluation:
+def evaluation_of(cost: Tensor, batch: PairBatch, *, dead_zone: float) -> Evaluation:
     """Hold costs above the limit, float64 (U,), of a batch's trajectories against its labels."""
     cost = cost[batch.pairs]  # (B, 2)
     first, second = cost.unbind(dim=1)
@@ -615,7 +595,6 @@ def evaluation_of(
         *batch.safe.unbind(dim=1),
         dead_zone=dead_zone,
         snr_weight=0.0,
-        error_rate=error_rate,
     )
     strict = ~batch.preference.isnan() & (batch.preference != 0.5)
     agreement = (torch.sign(second - first) * torch.sign(batch.preference - 0.5) + 1) / 2

@@ -22,7 +22,7 @@ from pbcrl.buffer import PreferenceBuffer
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in
 from pbcrl.losses import safety_loss, snr_loss
-from pbcrl.trainer import Evaluation, Trainer, bootstrapped
+from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
 from pbcrl.trajectory import Marks, PairBatch, Trajectory
 from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
@@ -71,7 +71,6 @@ class TreeTrainer(Trainer):
             one; None is `DeadZone(0)`: nothing is underestimated by design.
         snr_weight: ζ of Eq. 9.
         max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
-        error_rate: η of `pbci_loss`, for clips and marks, too; 0 is the paper's loss.
         rounds: Most trees.
         learning_rate: Share of the best step that each tree goes.
         max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
@@ -95,7 +94,6 @@ class TreeTrainer(Trainer):
         dead_zone: DeadZone | float | None = None,
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
-        error_rate: float = 0.0,
         rounds: int = 300,
         learning_rate: float = 0.1,
         max_rows: int = 500_000,
@@ -103,13 +101,7 @@ class TreeTrainer(Trainer):
     ) -> None:
         require_trees(model)
         dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
-        super().__init__(
-            model,
-            dead_zone=dead_zone,
-            snr_weight=snr_weight,
-            max_std=max_std,
-            error_rate=error_rate,
-        )
+        super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
         require_in("[1, inf)", rounds=rounds, max_rows=max_rows, threads=threads)
         require_in("(0, 1]", learning_rate=learning_rate)
         self._lightgbm = _imported()
@@ -346,7 +338,7 @@ class TreeTrainer(Trainer):
             if size:
                 outputs += booster.newest.outputs(rows.columns)
             cost = torch.from_numpy(rows.costs(outputs) - booster.limits[-1])
-            found = self._evaluation(cost, batch)
+            found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
             if found.selection_loss < best or len(batch) < _FEWEST_HELD_OUT:
                 best, best_size = found.selection_loss, size
             if size % 10 == 0:
@@ -449,50 +441,42 @@ class _Safety:
         about: Index of what each label is about, (K,).
         safe: ε of each, NaN where not given, (K,).
         size: Of what they are about, U.
-        error_rate: η.
         dead_zone: δ.
     """
 
     def __init__(
-        self,
-        about: NDArray[Any],
-        safe: NDArray[Any],
-        *,
-        size: int,
-        error_rate: float,
-        dead_zone: float = 0.0,
+        self, about: NDArray[Any], safe: NDArray[Any], *, size: int, dead_zone: float = 0.0
     ) -> None:
         given = ~np.isnan(safe)
         about, label = about[given], safe[given].astype(np.float64)
         each = np.stack([np.bincount(about, x, size) for x in (label, 1 - label)])
         self._safe, self._unsafe = torch.from_numpy(each / max(1, len(label)))
         self._dead_zone = dead_zone
-        self._error_rate = error_rate
         self.is_given = bool(len(label))
         self.shift = 0.0
         """b: what costs more is unsafe."""
 
     def gradient(self, costs: Tensor) -> Tensor:
         """By each cost, (U,)."""
-        excess = costs - self.shift
-        wrong = answer_slope(excess, at_least=self._error_rate, at_most=1.0)
-        right = torch.sigmoid(self._dead_zone - excess)
-        gradient: Tensor = self._safe * wrong - self._unsafe * right
+        above, below = self._sides(costs)
+        gradient: Tensor = self._safe * above - self._unsafe * below
         return gradient
 
     def centre(self, costs: Tensor) -> None:
-        """Put the shift where the loss is lowest, by Newton's method from where it is.
-
-        The curvature is that without errors, which bounds the other.
-        """
+        """Put the shift where the loss is lowest, by Newton's method from where it is."""
         for _ in range(20 if self.is_given else 0):
-            excess = costs - self.shift
-            above, below = torch.sigmoid(excess), torch.sigmoid(self._dead_zone - excess)
+            above, below = self._sides(costs)
+            slope = (self._safe * above - self._unsafe * below).sum()
             curve = self._safe * above * (1 - above) + self._unsafe * below * (1 - below)
-            move = float(self.gradient(costs).sum() / (curve.sum() + 1e-4))
+            move = float(slope / (curve.sum() + 1e-4))
             self.shift += min(max(move, -1.0), 1.0)
             if abs(move) < 1e-4:
                 break
+
+    def _sides(self, costs: Tensor) -> tuple[Tensor, Tensor]:
+        """How wrong it is to call each safe, and unsafe, in [0, 1]."""
+        excess = costs - self.shift
+        return torch.sigmoid(excess), torch.sigmoid(self._dead_zone - excess)
 
 
 class _Loss:
@@ -521,13 +505,10 @@ class _Loss:
                 members.ravel(),
                 batch.safe.numpy().ravel(),
                 size=self._num_pair_costs,
-                error_rate=trainer._error_rate,
                 dead_zone=trainer.dead_zone.value,
             ),
-            *(
-                _Safety(np.arange(len(safe)), safe, size=len(safe), error_rate=trainer._error_rate)
-                for safe in (self._clip_safe, self._unmarked)
-            ),
+            _Safety(np.arange(len(clips)), self._clip_safe, size=len(clips)),
+            _Safety(np.arange(len(self._unmarked)), self._unmarked, size=len(self._unmarked)),
         )
         self._gather_preferences(members, batch.preference.numpy().astype(np.float64))
         # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
@@ -570,9 +551,7 @@ class _Loss:
             (steps, self._unmarked, self._safety[2]),
         ):
             if len(values):
-                rate = self._trainer._error_rate
-                label = torch.from_numpy(safe)
-                loss = loss + safety_loss(values - part.shift, label, error_rate=rate)
+                loss = loss + safety_loss(values - part.shift, torch.from_numpy(safe))
         return loss
 
     def gradient(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -637,10 +616,7 @@ class _Loss:
         parts = zip(self._safety, (cost, clip_cost, steps), strict=True)
         grad, clip_grad, step_grad = (safety.gradient(values) for safety, values in parts)
         gap = cost[self._second] - cost[self._first]
-        rate = self._trainer._error_rate
-        over, under = (answer_slope(x, at_least=rate, at_most=1 - rate) for x in (gap, -gap))
-        # Without errors over + under is 1.
-        pull = self._times * over - self._safer * (over + under if rate else 1.0)
+        pull = self._times * torch.sigmoid(gap) - self._safer
         grad.index_add_(0, self._second, pull).index_add_(0, self._first, pull, alpha=-1)
         centred = cost - self._share @ cost
         max_std = self._trainer._max_std
@@ -669,7 +645,7 @@ def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Out
     L(C + Δ) <= L(C) + g · Δ + ½ Σ_i κ_i Δ_i² for all Δ. The logistic loss lies below the parabola
     of curvature tanh(x / 2) / (2 x) that touches it at x (Jaakkola and Jordan); the difference of
     two costs moves by at most (Δ_i - Δ_j)² <= 2 Δ_i² + 2 Δ_j². The variance term is concave below
-    `max_std`, so its tangent bounds it. With an error rate the loss is curved less everywhere.
+    `max_std`, so its tangent bounds it.
 
     Args:
         cost: C of each trajectory, (U,).
@@ -687,18 +663,6 @@ def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Out
     each = _mean_curvature(cost[members], safe, dead_zone)
     summed: Outputs = bound + np.bincount(members, each, len(cost))
     return summed
-
-
-def answer_slope(excess: Tensor, *, at_least: float, at_most: float) -> Tensor:
-    """Derivative of -log(at_least + (at_most - at_least) σ(-x)) by x, at the excess x.
-
-    σ(x) from 0 to 1. With a floor it falls again where the answer must be an error.
-    """
-    above, below = torch.sigmoid(excess), torch.sigmoid(-excess)
-    if at_least == 0:
-        return above
-    share = at_most - at_least
-    return share * above * below / (at_least + share * below)
 
 
 def curvature(x: Outputs) -> Outputs:

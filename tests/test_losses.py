@@ -111,65 +111,6 @@ def test_labels_may_be_booleans():
     assert safety_loss(costs, tensor([True, False])) == safety_loss(costs, f64([1.0, 0.0]))
 
 
-# -- Wrong answers ---------------------------------------------------------------------------
-
-
-def test_a_preference_that_is_wrong_once_in_ten_has_two_ways_to_come_about():
-    """σ(ln 3) = 3/4: right and taken down right, or wrong and taken down wrong."""
-    right, wrong = 0.75 * 0.9 + 0.25 * 0.1, 0.25 * 0.9 + 0.75 * 0.1
-    for label, probability in ((1.0, right), (0.0, wrong)):
-        loss = preference_loss(f64([0.0]), f64([math.log(3)]), f64([label]), error_rate=0.1)
-        assert loss.item() == pytest.approx(-math.log(probability))
-
-
-def test_of_ten_unsafe_trajectories_one_is_overlooked():
-    """σ(ln 3) = 3/4 of being unsafe."""
-    for label, probability in ((0.0, 0.75 * 0.9), (1.0, 0.25 + 0.75 * 0.1)):
-        loss = safety_loss(f64([math.log(3)]), f64([label]), error_rate=0.1)
-        assert loss.item() == pytest.approx(-math.log(probability))
-
-
-def test_who_calls_it_safe_against_all_evidence_does_not_pull_and_who_calls_it_unsafe_does():
-    overlooked, seen = leaf([200.0]), leaf([-200.0])
-    loss = safety_loss(overlooked, f64([1.0]), error_rate=0.05)
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(20))
-    assert overlooked.grad.item() == pytest.approx(0, abs=1e-12)
-    loss = safety_loss(seen, f64([0.0]), error_rate=0.05)
-    loss.backward()
-    assert loss.item() == pytest.approx(200 - math.log(0.95))
-    assert seen.grad.item() == pytest.approx(-1)
-
-
-def test_a_preference_against_all_evidence_costs_a_constant_and_does_not_pull():
-    first, second = leaf([0.0]), leaf([200.0])
-    loss = preference_loss(first, second, f64([0.0]), error_rate=0.05)
-    loss.backward()
-    assert loss.item() == pytest.approx(math.log(20))
-    assert first.grad.item() == pytest.approx(0, abs=1e-12)
-
-
-@law
-@given(pair_batches(), st.floats(0, 0.49))
-def test_an_error_rate_bounds_the_loss_and_0_is_plain_cross_entropy(batch, rate):
-    first, second, mu, *_ = batch
-    loss = preference_loss(first, second, mu, error_rate=rate)
-    assert loss >= 0
-    if rate:
-        assert loss <= -math.log(rate) + 1e-9
-    else:
-        assert loss == preference_loss(first, second, mu)
-
-
-@pytest.mark.parametrize("error_rate", [-0.1, 0.5, 1.0, NAN])
-def test_answers_that_say_nothing_or_the_opposite_are_refused(error_rate):
-    message = r"error_rate must lie in \[0, 0\.5\), got .*; from one half on, answers say nothing"
-    with pytest.raises(ValueError, match=message):
-        safety_loss(ONE, ONE, error_rate=error_rate)
-    with pytest.raises(ValueError, match=message):
-        preference_loss(ONE, ONE, ONE, error_rate=error_rate)
-
-
 # -- SNR -------------------------------------------------------------------------------------
 
 
