@@ -355,3 +355,16 @@ class PreferenceBuffer:
                 f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
             )
         return rows.astype(np.int64)
+
+
+def check_buffer(buffer: object) -> None:
+    """Refuse what is no buffer.
+
+    Raises:
+        TypeError: If so.
+    """
+    if not isinstance(buffer, PreferenceBuffer):
+        raise TypeError(
+            f"labels go into a PreferenceBuffer, got {type(buffer).__name__}; make one, and put "
+            "the trajectories into it"
+        )

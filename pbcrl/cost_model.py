@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pbcrl.errors import MismatchError, NonFiniteError, require_in
+from pbcrl.errors import MismatchError, NonFiniteError, require_in, require_whole
 from pbcrl.spaces import act_dim_of, obs_shape_of, spaces_of
 from pbcrl.storage import check_finite, described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory, padded_chunks
@@ -252,7 +252,7 @@ class LearnedCost(nn.Module, ABC):
         self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
         require_in("(0, 1]", discount=discount, remedy="1 is no discounting")
         if horizon is not None:
-            require_in("[1, inf)", horizon=horizon, remedy="None is any number of steps")
+            require_whole(1, horizon=horizon)
         if output_scale is None:
             output_scale = 0.03 if horizon is None else horizon**-0.5
         require_in("(0, inf)", output_scale=output_scale, remedy="1 is the bare output")

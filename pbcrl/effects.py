@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from pbcrl.buffer import check_generator, check_trajectories
 from pbcrl.cost_model import LearnedCost
 from pbcrl.errors import require_in
+from pbcrl.spaces import check_names
 from pbcrl.trajectory import FloatArray, Trajectory
 from pbcrl.trees import TreeCost, like_inputs
 
@@ -334,7 +335,11 @@ class _Probe:
         values: FloatArray,
     ) -> Effect:
         at_steps = curve[np.searchsorted(edges[1:-1], values)]
-        bins = np.histogram_bin_edges([], _NUM_BINS, (edges[0], edges[-1]))
+        low, high = edges[0], edges[-1]
+        if low == high:  # a constant, maybe so large that one more is nothing
+            margin = max(0.5, 1e-6 * abs(low))
+            low, high = low - margin, high + margin
+        bins = np.linspace(low, high, _NUM_BINS + 1)
         shares = {
             kind: np.histogram(column.astype(np.float64).clip(bins[0], bins[-1]), bins)[0]
             / len(column)
@@ -414,13 +419,7 @@ def _checked_names(model: LearnedCost, names: Sequence[str] | None) -> tuple[str
             return model.names
         obs, actions = range(model.obs_dim), range(model.act_dim)
         return (*(f"obs[{i}]" for i in obs), *(f"action[{i}]" for i in actions))
-    dim = model.obs_dim + model.act_dim
-    if len(names) != dim or len(set(names)) != dim:
-        raise ValueError(
-            f"each of the {dim} inputs has a name of its own, observations first, got "
-            f"{len(names)}, {len(set(names))} of them different; see pbcrl.spaces.names_of"
-        )
-    return tuple(names)
+    return check_names(names, model.obs_dim + model.act_dim)
 
 
 def _draw_steps(

@@ -1,9 +1,11 @@
 """The states that a caller may want to catch; wrong arguments are plain `ValueError`s.
 
-`require_in` checks the commonest of them, a number.
+`require_in` and `require_whole` check the commonest of them, numbers.
 
 Every message has three parts: the rule, what was found, what to do next.
 """
+
+import operator
 
 
 class PbcrlError(Exception):
@@ -44,6 +46,22 @@ class FormatVersionError(StorageError):
 
 class MismatchError(StorageError):
     """A file is sound but belongs to something else: another environment, spaces or kind."""
+
+
+def require_whole(low: int, **numbers: int) -> None:
+    """Refuse what is no integer, or lies below a bound.
+
+    Raises:
+        TypeError: If one is no integer.
+        ValueError: If one is below `low`.
+    """
+    for name, number in numbers.items():
+        try:
+            operator.index(number)
+        except TypeError as error:
+            raise TypeError(f"{name} is a whole number, got {number!r}; round it") from error
+        if number < low:
+            raise ValueError(f"{name} must be {low} or more, got {number}")
 
 
 def require_in(interval: str, *, remedy: str = "", **numbers: float) -> None:

@@ -21,7 +21,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from pbcrl.buffer import Pairs, PreferenceBuffer, check_generator, check_trajectories
+from pbcrl.buffer import (
+    Pairs,
+    PreferenceBuffer,
+    check_buffer,
+    check_generator,
+    check_trajectories,
+)
 from pbcrl.cost_model import LearnedCost
 from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.data.label_log import LabelLog, label_to_json
@@ -106,7 +112,7 @@ class FeedbackLoop:
         select: Selection = uniform,
         segment_length: int | None = None,
     ) -> None:
-        _check_buffer(buffer)
+        check_buffer(buffer)
         if segment_length is not None and segment_length < 1:
             raise ValueError(f"a segment has at least 1 step, got segment_length={segment_length}")
         check_generator(rng)
@@ -171,7 +177,7 @@ class FeedbackLoop:
         """
         pairs = []
         for buffer, number in parts:
-            _check_buffer(buffer)
+            check_buffer(buffer)
             left = num_new_pairs(buffer.trajectories, buffer)
             count = min(_checked_count("num_queries", number), left)
             pairs.append(uniform(buffer.trajectories, count, asked=buffer, rng=self._rng))
@@ -572,11 +578,3 @@ def _checked_count(name: str, count: int, *, of: str = "queries") -> int:
     if number < 0:
         raise ValueError(f"{name} is a number of {of} and must be >= 0, got {count}")
     return number
-
-
-def _check_buffer(buffer: object) -> None:
-    if not isinstance(buffer, PreferenceBuffer):
-        raise TypeError(
-            f"labels go into a PreferenceBuffer, got {type(buffer).__name__}; make one, and put "
-            "the trajectories into it"
-        )

@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from gymnasium.spaces.utils import flatdim
+from gymnasium.spaces.utils import flatdim, flatten_space
 from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
@@ -98,41 +98,82 @@ def input_names(
         (obs_dim + act_dim,).
 
     Raises:
-        ValueError: If there is not one name per number of the observation, each another one.
+        TypeError, ValueError: As `check_names`, of all names.
     """
     found, actions = _names(observation_space, "obs"), _names(action_space, "action")
     if names is None and len({*found, *actions}) < len(found) + len(actions):
         found = [f"obs[{i}]" for i in range(len(found))]  # keys that make the same names
     if names is not None:
-        if len(names) != len(found) or len(set(names)) != len(found):
-            raise ValueError(
-                f"observation_names has one name per number of an observation, all different: "
-                f"{len(found)}, got {len(names)}, {len(set(names))} of them different; mend the "
-                "env's list"
-            )
-        found = list(names)
-    return (*found, *actions)
+        found = list(check_names(names, len(found), of="observation_names of the env"))
+    return check_names([*found, *actions], len(found) + len(actions))
+
+
+def check_names(names: Sequence[str], dim: int, *, of: str = "names of inputs") -> tuple[str, ...]:
+    """Return names as a tuple.
+
+    Args:
+        names: One per number, all different, each in one line.
+        dim: How many.
+        of: What they are, in errors.
+
+    Raises:
+        TypeError: If they are no sequence of texts.
+        ValueError: If there is not one for each, two are the same, or one has a line break.
+    """
+    wrong = (
+        names if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray) else None
+    )
+    if wrong is None:
+        wrong = next((name for name in names if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise TypeError(f"{of} are a sequence of texts, one per number, got {wrong!r:.80}")
+    if len(names) != dim or len(set(names)) != dim:
+        raise ValueError(
+            f"{of} are one per number, observations first, all different: {dim}, got {len(names)}, "
+            f"{len(set(names))} of them different; leave them out, or mend the list"
+        )
+    if broken := [name for name in names if len(name.splitlines()) != 1]:
+        raise ValueError(f"{of} are one line each, got {broken[0]!r:.80}; mend the list")
+    return tuple(map(str, names))
 
 
 def names_of(env: gym.Env[Any, Any] | VectorEnv) -> tuple[str, ...]:
     """Return `input_names` of an env, single or vectorised; its own for the observation if it can.
 
-    An env names the numbers of its observation by an attribute `observation_names`, (obs_dim,). It
-    counts if no wrapper has changed the observation space.
+    An env names the numbers of its observation by an attribute `observation_names`, (obs_dim,); a
+    `Dict` does so by its keys. Either counts if no wrapper has changed the observation space, but
+    for flattening it. One env of an `AsyncVectorEnv` is made anew, to be looked at.
 
     Raises:
-        TypeError: If it is no env.
+        TypeError: If it is no env, or its list is none of texts.
         ValueError: If it has such a list that does not fit.
     """
     observation_space, action_space, _ = spaces_of(env)
     inner: Any = env.unwrapped
-    if not hasattr(inner, "observation_names") and getattr(inner, "envs", None):
-        inner = inner.envs[0].unwrapped  # of a SyncVectorEnv
+    if not hasattr(inner, "observation_names"):
+        if getattr(inner, "envs", None):  # of a SyncVectorEnv
+            inner = inner.envs[0].unwrapped
+        elif getattr(inner, "env_fns", None):  # of an AsyncVectorEnv, in other processes
+            one = inner.env_fns[0]()
+            inner = one.unwrapped
+            one.close()
     names = getattr(inner, "observation_names", None)
     own: Any = getattr(inner, "single_observation_space", getattr(inner, "observation_space", None))
-    if own != observation_space:
-        names = None  # a wrapper has changed what is seen
-    return input_names(observation_space, action_space, names)
+    if own == observation_space:
+        return input_names(observation_space, action_space, names)
+    if isinstance(own, Space) and own.is_np_flattenable and flatten_space(own) == observation_space:
+        return input_names(own, action_space, names)  # the same numbers in the same order
+    return input_names(observation_space, action_space)  # a wrapper has changed what is seen
+
+
+def find_image(space: Space[Any], key: str = "") -> str | None:
+    """Return the keys, joined by dots, of a part that is an image; None if there is none."""
+    if isinstance(space, Dict | Tuple):
+        inner = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        found = (find_image(part, f"{key}.{name}".lstrip(".")) for name, part in inner)
+        return next((at for at in found if at is not None), None)
+    is_image = isinstance(space, Box) and space.dtype == np.uint8 and len(space.shape) == 3
+    return key if is_image and key else None
 
 
 def obs_rows(space: Space[Any], obs: Any, *, num_envs: int | None = None) -> ObsArray:

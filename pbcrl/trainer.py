@@ -255,7 +255,7 @@ class Trainer(ABC):
                 RuntimeWarning,
                 "a limit is learned for the steps that the labels are about, but all "
                 f"{len(lengths)} trajectories have {longest} steps, and the model a horizon of "
-                f"{horizon}; if they are segments, use CostModel(..., horizon={longest}), and "
+                f"{horizon}; if they are segments, use a model with horizon={longest}, and "
                 "prorate() when it is trained",
             )
         if shortest < longest and self._pays_for_length:

@@ -8,6 +8,7 @@ line search on the loss itself. LightGBM chooses the splits, and knows nothing o
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -18,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl.buffer import PreferenceBuffer
+from pbcrl.buffer import PreferenceBuffer, check_buffer, check_generator
 from pbcrl.dead_zone import DeadZone
-from pbcrl.errors import LabelError, require_in
+from pbcrl.errors import LabelError, require_in, require_whole
 from pbcrl.losses import safety_loss, snr_loss
 from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
 from pbcrl.trajectory import Marks, PairBatch, Trajectory
@@ -79,7 +80,7 @@ class TreeTrainer(Trainer):
 
     Raises:
         ImportError: If LightGBM is missing or too old.
-        TypeError: If `model` is no `TreeCost`.
+        TypeError: If `model` is no `TreeCost`, `rng` no generator, or a count no integer.
         ValueError: If a number is out of range.
     """
 
@@ -102,14 +103,19 @@ class TreeTrainer(Trainer):
         require_trees(model)
         dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
         super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
-        require_in("[1, inf)", rounds=rounds, max_rows=max_rows, threads=threads)
+        require_whole(1, rounds=rounds, max_rows=max_rows, threads=threads)
         require_in("(0, 1]", learning_rate=learning_rate)
+        check_generator(rng)
         self._lightgbm = _imported()
         self._rng = rng
-        self._rounds = rounds
+        self._most_rounds = self._rounds = rounds
         self._learning_rate = learning_rate
         self._max_rows = max_rows
         self._threads = threads
+        self.clips: tuple[Clip, ...] = ()
+        """Learned from in each fit beside the labels of the buffer, see `pretrain`."""
+        self.marks: tuple[Marks, ...] = ()
+        """Likewise."""
         self._num_fitted = 0  # pairs, in the newest fit
         self._num_offline = 0  # pairs, in pretraining
 
@@ -125,27 +131,31 @@ class TreeTrainer(Trainer):
     ) -> list[Evaluation]:
         """Grow trees until the held-out loss has stopped falling; keep as many as were best.
 
-        Later fits of `update` have that many. Fewer than 20 held-out pairs tell nothing: then all
+        Later fits of `update`, of more labels, have that many, but a tenth of `rounds` or more.
+        Fewer than 20 held-out pairs, or safety labels of one kind alone, tell nothing: then all
         trees are grown. See `Trainer.pretrain`.
 
         Args:
             train: Pairs to learn from.
             valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
             patience: Trees without a new best before growing stops.
-            clips: More to learn from.
-            marks: More to learn from.
+            clips: More to learn from, in `update` too: they become `self.clips`.
+            marks: More to learn from, in `update` too: they become `self.marks`.
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
             LabelError: If either buffer has no labels, those of `train` are not enough
                 (`can_learn`), or no input ever changes.
-            ValueError: If the buffers share a trajectory.
+            TypeError: If `clips` or `marks` are something else.
+            ValueError: If the buffers share a trajectory, or a clip or mark is out of range.
         """
-        require_in("[1, inf)", patience=patience)
+        require_whole(1, patience=patience)
         self._check_split(train, valid)
         self._warn_of_unsafe_alone(train)
+        self._keep(clips, marks)
+        self._rounds = self._most_rounds
         self._num_offline = len(train)
-        return self._grow(train, valid, patience, clips, marks, on_evaluation)[1]
+        return self._grow(train, valid, patience, on_evaluation)[1]
 
     def fit(
         self,
@@ -159,15 +169,19 @@ class TreeTrainer(Trainer):
         Args:
             buffer: Labelled pairs; a pair may have no preference, or one member no safety label.
                 What is marked in them is learned from, too.
-            clips: More to learn from.
-            marks: More to learn from.
+            clips: More to learn from, in `update` too: they become `self.clips`.
+            marks: More to learn from, in `update` too: they become `self.marks`.
 
         Raises:
             LabelError: If the buffer has no labels, or not enough (`can_learn`), or no input ever
                 changes.
+            TypeError: If `clips` or `marks` are something else.
+            ValueError: If a clip or mark is out of range.
         """
+        check_buffer(buffer)
         self._warn_of_unsafe_alone(buffer)
-        return self._fit(buffer, clips, marks)
+        self._keep(clips, marks)
+        return self._fit(buffer)
 
     def update(self, buffer: PreferenceBuffer, new: NDArray[np.integer]) -> dict[str, float]:
         """Take one online round: see `Trainer.update`.
@@ -202,7 +216,7 @@ class TreeTrainer(Trainer):
     def state_dict(self) -> dict[str, Any]:
         """What training has changed besides the model: the counts, δ.
 
-        The generator is the caller's, and so is the model; save their states beside this one.
+        The generator is the caller's, and so are the model, clips and marks: save them beside it.
         """
         return {
             "steps": self.steps,
@@ -211,10 +225,22 @@ class TreeTrainer(Trainer):
             "rounds": self._rounds,
             "num_offline": self._num_offline,
             "num_fitted": self._num_fitted,
+            "num_clips": len(self.clips),
+            "num_marks": len(self.marks),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly where `state_dict` was taken, with the model as it was then."""
+        """Continue exactly where `state_dict` was taken, with the model as it was then.
+
+        Raises:
+            ValueError: If `clips` and `marks`, which are not in the state, are not as many as then.
+        """
+        before, found = (state["num_clips"], state["num_marks"]), (len(self.clips), len(self.marks))
+        if before != found:
+            raise ValueError(
+                f"a trainer goes on with the clips and marks that it had, {before}, got {found}; "
+                "set its `clips` and `marks` before"
+            )
         self.steps, self.num_untuned = state["steps"], state["num_untuned"]
         self.dead_zone.value = state["dead_zone"]
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
@@ -244,23 +270,21 @@ class TreeTrainer(Trainer):
                 "safest one, until one is; show safer behaviour, too, if there is some",
             )
 
-    def _fit(
-        self,
-        buffer: PreferenceBuffer,
-        clips: Sequence[Clip] = (),
-        marks: Sequence[Marks] = (),
-    ) -> float:
+    def _keep(self, clips: Sequence[Clip], marks: Sequence[Marks]) -> None:
+        _check_clips(clips)
+        _check_marks(marks)
+        self.clips, self.marks = tuple(clips), tuple(marks)
+
+    def _fit(self, buffer: PreferenceBuffer) -> float:
         self._check_labels(buffer)
         self._warn_of_lengths(buffer)
-        return self._grow(buffer, None, self._rounds, clips, marks, None)[0]
+        return self._grow(buffer, None, self._rounds, None)[0]
 
     def _grow(
         self,
         buffer: PreferenceBuffer,
         valid: PreferenceBuffer | None,
         patience: int,
-        clips: Sequence[Clip],
-        marks: Sequence[Marks],
         on_evaluation: Callable[[int, Evaluation], None] | None,
     ) -> tuple[float, list[Evaluation]]:
         """Return the total loss of the first member, and its evaluations."""
@@ -269,11 +293,10 @@ class TreeTrainer(Trainer):
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
-        marks = [*marks, *buffer.marks]
-        _check_marks(marks)
+        marks = [*self.marks, *buffer.marks]
         rows = Rows(
             self.model,
-            [*batch.trajectories, *(clip.trajectory for clip in clips)],
+            [*batch.trajectories, *(clip.trajectory for clip in self.clips)],
             marks,
             max_rows=self._max_rows,
             rng=self._rng,
@@ -292,8 +315,10 @@ class TreeTrainer(Trainer):
             )
         members, histories = [], []
         for part in bootstrapped(batch, self.model.num_members):
+            if not _has_both_kinds(part) and _has_both_kinds(batch):
+                part = batch  # a resample without one kind would have no limit
             options["seed"] = int(self._rng.integers(2**31))
-            loss = _Loss(self, rows, part, clips, marks)
+            loss = _Loss(self, rows, part, self.clips, marks)
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
             report = on_evaluation if len(members) == 1 else None
@@ -303,7 +328,13 @@ class TreeTrainer(Trainer):
         self.steps += self.model.num_trees
         self._num_fitted = len(buffer)
         if held_out is not None:
-            self._rounds = max(1, self.model.num_trees)
+            self._rounds = max(self._most_rounds // 10, self.model.num_trees)
+        if not self.model.num_trees and held_out is None:
+            self._warn_once(
+                RuntimeWarning,
+                "no tree lowers the loss of the labels, so that every step costs 0; see whether "
+                "they contradict each other, and whether the inputs can tell what is unsafe",
+            )
         self._warn_of_runaway(float(members[0].costs.std(unbiased=False)))
         return members[0].loss, histories[0]
 
@@ -331,6 +362,7 @@ class TreeTrainer(Trainer):
                     break
             return history
         batch, rows = held_out
+        tells = len(batch) >= _FEWEST_HELD_OUT and _has_both_kinds(batch)
         outputs, best, best_size = np.zeros(len(rows.columns)), math.inf, 0
         for size in range(self._rounds + 1):
             if size and not booster.grow(self._learning_rate):
@@ -339,7 +371,7 @@ class TreeTrainer(Trainer):
                 outputs += booster.newest.outputs(rows.columns)
             cost = torch.from_numpy(rows.costs(outputs) - booster.limits[-1])
             found = evaluation_of(cost, batch, dead_zone=self.dead_zone.value)
-            if found.selection_loss < best or len(batch) < _FEWEST_HELD_OUT:
+            if found.selection_loss < best or not tells:
                 best, best_size = found.selection_loss, size
             if size % 10 == 0:
                 history.append(found)
@@ -634,6 +666,14 @@ class _Loss:
             self._safety[0].shift = float(cost.min())
 
 
+def _has_both_kinds(batch: PairBatch) -> bool:
+    """Whether some are called safe and some unsafe; or nobody calls any so, and there are pairs."""
+    safe = batch.safe[~batch.safe.isnan()]
+    if not len(safe):
+        return len(batch) > 0
+    return bool((safe > 0.5).any() and (safe < 0.5).any())
+
+
 def _without_safety(batch: PairBatch) -> PairBatch:
     """With preferences alone: safety labels that are all alike tell no trajectory from another."""
     return replace(batch, safe=torch.full_like(batch.safe, math.nan))
@@ -802,8 +842,22 @@ def _stacked(members: Sequence[Sequence[_Tree]]) -> Trees:
     return Trees(feature, threshold, left, right, value.to(torch.float32))
 
 
+def _check_clips(clips: Sequence[Clip]) -> None:
+    for clip in clips:
+        if not (isinstance(clip, Clip) and isinstance(clip.trajectory, Trajectory)):
+            raise TypeError(f"a clip is a Clip(trajectory, safe), got {clip!r:.80}")
+        if not isinstance(clip.safe, int | float | np.number):
+            raise TypeError(f"a clip is safe with a probability, got safe={clip.safe!r:.80}")
+        if not (0 <= clip.safe <= 1 or math.isnan(clip.safe)):
+            raise ValueError(
+                f"a clip is safe with a probability in [0, 1], or NaN, got safe={clip.safe}"
+            )
+
+
 def _check_marks(marks: Sequence[Marks]) -> None:
     for mark in marks:
+        if not (isinstance(mark, Marks) and isinstance(mark.trajectory, Trajectory)):
+            raise TypeError(f"marks are Marks(trajectory, unsafe), got {mark!r:.80}")
         unsafe = np.asarray(mark.unsafe, np.float64)
         known = unsafe[~np.isnan(unsafe)]
         if unsafe.shape != (len(mark.trajectory),) or not np.isin(known, (0, 1)).all():
@@ -828,7 +882,8 @@ def _imported() -> Any:
         raise ImportError(f"trees are grown by LightGBM, which is not installed; {remedy}")
     import lightgbm
 
-    if tuple(map(int, lightgbm.__version__.split(".")[:2])) < (4, 5):
+    found = re.match(r"(\d+)\.(\d+)", lightgbm.__version__)  # of "4.6rc1" too
+    if found is None or tuple(map(int, found.groups())) < (4, 5):
         raise ImportError(
             f"trees are grown by LightGBM 4.5 or newer, got {lightgbm.__version__}; {remedy}"
         )

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.cost_model import KIND, LearnedCost
-from pbcrl.errors import MismatchError, require_in
-from pbcrl.spaces import input_names, names_of, spaces_of
+from pbcrl.errors import MismatchError, require_in, require_whole
+from pbcrl.spaces import check_names, find_image, input_names, names_of, spaces_of
 from pbcrl.storage import described_by, load_tensors, save_tensors
 from pbcrl.trajectory import Trajectory
 
@@ -105,9 +105,9 @@ class TreeCost(LearnedCost):
             spaces.
 
     Raises:
-        TypeError: If a space is no `gymnasium.spaces.Space`.
-        ValueError: If observations are images, a space has no fixed length, a number is out of
-            range, or there is not one name per input.
+        TypeError: If a space is no `gymnasium.spaces.Space`, a name no text, or a count no integer.
+        ValueError: If observations are images or hold one, a space has no fixed length, a number is
+            out of range, or there is not one name per input.
     """
 
     feature: Tensor
@@ -137,18 +137,18 @@ class TreeCost(LearnedCost):
                 f"trees read rows of numbers, got images {self.obs_shape}: a threshold on a pixel "
                 "says nothing; use CostModel, whose network has convolutions"
             )
+        require_whole(1, num_members=num_members)
         require_in("[1, 64]", num_members=num_members)
         require_in("(-inf, inf)", pessimism=pessimism, remedy="0 is the plain mean")
         self.num_members, self.pessimism, self.pooled = num_members, pessimism, pooled
+        if (key := find_image(observation_space)) is not None:
+            raise ValueError(
+                f"trees read rows of numbers, but the observation's part {key!r} is an image: a "
+                "threshold on a pixel says nothing; leave it out by a wrapper, or use CostModel"
+            )
         if names is None and type(observation_space) is not Space:
             names = input_names(observation_space, action_space)
-        dim = self.obs_dim + self.act_dim
-        if names is None or len(names) != dim or len(set(names)) != dim:
-            raise ValueError(
-                f"each of the {dim} inputs has a name of its own, observations first, got "
-                f"{'none' if names is None else len(names)}; leave them out, or see input_names"
-            )
-        self.names = tuple(names)
+        self.names = check_names(() if names is None else names, self.obs_dim + self.act_dim)
         self.groups = like_inputs(self.names[: self.obs_dim]) if pooled else {}
         for name, tensor in Trees.none(num_members)._asdict().items():
             self.register_buffer(name, tensor)
@@ -212,10 +212,11 @@ class TreeCost(LearnedCost):
         """
         check_trees(trees, num_members=self.num_members, num_inputs=len(self.read_names))
         limit = torch.zeros(self.num_members) if limit is None else limit
-        if limit.shape != (self.num_members,) or not torch.isfinite(limit).all():
+        fits = limit.dtype == torch.float32 and limit.shape == (self.num_members,)
+        if not fits or not torch.isfinite(limit).all():
             raise MismatchError(
-                f"each of {self.num_members} members has a finite limit, got "
-                f"{limit.tolist()!r:.80}; restore the file from a copy"
+                f"each of {self.num_members} members has a finite limit, in float32, got "
+                f"{limit.tolist()!r:.80} ({limit.dtype}); restore the file from a copy"
             )
         self.limit = limit.to(self.limit)
         for name, tensor in trees._asdict().items():

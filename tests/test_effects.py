@@ -188,6 +188,17 @@ def test_switches_have_two_values_and_constants_no_effect(kind):
     assert found["obs[1]"].costs.tolist() == pytest.approx([1.1], abs=0.05)
 
 
+@pytest.mark.parametrize("value", [1e16, -1e17, 3e38, 0])
+def test_a_constant_that_is_huge_has_no_effect_either(value):
+    """Such as what stands for "nothing in sight"; a run once stopped at its card."""
+    trajectories = [
+        Trajectory(np.float32(one.obs * [1, 0, 1] + [0, value, 0]), one.actions) for one in drives()
+    ]
+    found = measured(stumps((0, 0.5, 1.0)), trajectories)["obs[1]"]
+    assert found.threshold is None
+    assert {kind: share.sum() for kind, share in found.shares.items()} == {"all": pytest.approx(1)}
+
+
 def test_a_model_that_has_learned_nothing_has_no_effects():
     found = measured(stumps(), drives())
     assert {effect.importance for effect in found.values()} == {0}
@@ -351,7 +362,11 @@ def test_a_threshold_is_shown_as_finely_as_its_range_deserves(at, extent, shown)
         ({"trajectories": [np.zeros(3)]}, TypeError, "a sequence of Trajectory, got ndarray"),
         ({"trajectories": drives(4)}, ValueError, r"= \(3, 1\), got \(4, 1\)"),
         ({"safe": [1.0]}, ValueError, r"got 20 trajectories and labels of shape \(1,\)"),
-        ({"names": ["a", "b"]}, ValueError, "each of the 4 inputs has a name .* got 2, 2 of them"),
+        (
+            {"names": ["a", "b"]},
+            ValueError,
+            "names of inputs are one per number, .*: 4, got 2, 2 of them",
+        ),
         ({"names": ["a", "b", "b", "c"]}, ValueError, "got 4, 3 of them different"),
         ({"rng": 0}, TypeError, "rng is a NumPy generator, got 0"),
         ({"num_steps": 1}, ValueError, "num_steps"),

@@ -16,6 +16,7 @@ from gymnasium.spaces.utils import flatten, flatten_space
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from pbcrl.spaces import act_dim_of, action_rows, input_names, names_of, obs_rows, obs_shape_of
+from pbcrl.trees import TreeCost
 
 from .every_space import ACTION_SPACES, IMAGES, OBS_SPACES, Wander
 
@@ -275,7 +276,9 @@ def test_better_names_replace_those_of_the_observation_alone():
     ],
 )
 def test_names_that_do_not_fit_the_observation_are_refused(names, found):
-    with pytest.raises(ValueError, match=f"observation_names has one name per number.*: {found}"):
+    with pytest.raises(
+        ValueError, match=f"observation_names of the env are one per number.*: {found}"
+    ):
         input_names(Box(-1, 1, (2,)), Discrete(2), names)
 
 
@@ -292,6 +295,47 @@ def test_an_env_names_its_own_observation_through_wrappers_that_keep_it():
     assert names_of(named()) == expected
     assert names_of(gym.wrappers.TimeLimit(named(), 3)) == expected
     assert names_of(named(Wander)) == ("obs[0]", "obs[1]", "action[0]")
+
+
+def test_flattening_keeps_the_names_of_a_dict():
+    space = Dict(speed=Box(0, 9, (1,)), lidar=Box(0, 1, (3,)), gear=Discrete(2))
+    env = gym.wrappers.FlattenObservation(Wander(space, Box(-1, 1, (1,)), 5))
+    expected = input_names(space, Box(-1, 1, (1,)))
+    assert names_of(env) == expected
+    row = env.reset(seed=0)[0]
+    assert len(row) == len(expected) - 1
+    model = TreeCost.for_env(env)
+    assert model.names == expected
+
+
+def test_names_are_the_same_in_other_processes():
+    envs = gym.vector.AsyncVectorEnv([named, named])
+    try:
+        assert names_of(envs) == ("x", "y", "action[0]")
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "match"),
+    [
+        ("xy", TypeError, "observation_names of the env are a sequence of texts, .*got 'xy'"),
+        ([1, 2], TypeError, "sequence of texts, .*got 1"),
+        (lambda: ["x", "y"], TypeError, "sequence of texts"),
+        (["x", "y\n|"], ValueError, "one line each"),
+        (["x", "action[0]"], ValueError, "all different: 3, got 3, 2 of them different"),
+    ],
+)
+def test_names_that_are_no_names_are_refused(names, error, match):
+    with pytest.raises(error, match=match):
+        input_names(Box(-1, 1, (2,)), Box(-1, 1, (1,)), names)
+
+
+def test_trees_refuse_an_image_by_its_key():
+    space = Dict(front=Dict(cam=Box(0, 255, (8, 8, 3), np.uint8)), speed=Box(0, 9, (2,)))
+    with pytest.raises(ValueError, match=r"part 'front\.cam' is an image"):
+        TreeCost(space, Discrete(2))
+    TreeCost(Dict(bits=Box(0, 255, (4,), np.uint8), speed=Box(0, 9, (2,))), Discrete(2))
 
 
 def test_names_of_what_a_wrapper_has_changed_do_not_count():
@@ -313,7 +357,9 @@ def test_a_list_of_an_env_that_does_not_fit_is_refused():
     class Wrong(Named):
         observation_names = ("x",)
 
-    with pytest.raises(ValueError, match="2, got 1, 1 of them different; mend the env's list"):
+    with pytest.raises(
+        ValueError, match="2, got 1, 1 of them different; leave them out, or mend the list"
+    ):
         names_of(named(Wrong))
 
 

@@ -558,7 +558,7 @@ def test_marks_that_are_not_one_per_step_are_refused(lengths):
 )
 def test_a_probability_above_1_is_refused(more):
     with pytest.raises(
-        ValueError, match=r"labels in \[0, 1\] or NaN|marked 1 .*among them \[0\.0, 3\.0\]"
+        ValueError, match=r"probability in \[0, 1\], .*safe=2|marked 1 .*among them \[0\.0, 3\.0\]"
     ):
         fresh_trainer(rounds=2).fit(labelled(20, seed=1), **more)
 
@@ -637,13 +637,98 @@ def test_a_few_held_out_pairs_do_not_stop_growth():
 
 
 def test_later_fits_have_as_many_trees_as_pretraining_found_best():
-    trainer, buffer = fresh_trainer(rounds=150), labelled(40, seed=1)
+    trainer, buffer = fresh_trainer(rounds=100), labelled(40, seed=1)
     trainer.pretrain(buffer, labelled(40, seed=2), patience=5)
     best = trainer.model.num_trees
-    assert 0 < best < 150
+    assert 10 < best < 100
     trainer.update(buffer, add_labelled(buffer, 20, seed=3))
     assert trainer.model.num_trees == best
     assert trainer.steps == 2 * best
+
+
+@pytest.mark.parametrize("wrong", ["opposite", "all_safe"])
+def test_held_out_labels_that_tell_nothing_do_not_keep_later_fits_small(wrong):
+    """By 30 held-out pairs a trainer once had one tree for good, with 400 pairs to learn from."""
+    oracles = {
+        "opposite": SyntheticOracle(
+            4, teacher=Teacher(preference_noise=1, safety_noise=1), rng=rng()
+        ),
+        "all_safe": SyntheticOracle(1000),
+    }
+    trainer, buffer = fresh_trainer(rounds=100), labelled(40, seed=1)
+    trainer.pretrain(buffer, labelled(30, seed=2, oracle=oracles[wrong]), patience=5)
+    trainer.update(buffer, add_labelled(buffer, 60, seed=3))
+    assert trainer.model.num_trees >= 10
+    assert trainer.evaluate(labelled(60, seed=4)).safety_accuracy > 0.85
+
+
+def test_clips_and_marks_of_pretraining_are_learned_from_in_later_fits():
+    """An update once forgot them."""
+    episodes = peaky_episodes(12, seed=5)
+    clips = [Clip(one, float(i % 2)) for i, one in enumerate(episodes)]
+    scores = []
+    for more in ({}, {"clips": clips}):
+        trainer, buffer = fresh_trainer(rounds=30), labelled(30, seed=1)
+        trainer.pretrain(buffer, labelled(9, seed=2), **more)
+        trainer.update(buffer, add_labelled(buffer, 20, seed=3))
+        scores.append(trainer.model.score(episodes))
+    assert np.abs(scores[0] - scores[1]).max() > 0.1
+    before = trainer.state_dict()
+    with pytest.raises(ValueError, match=r"clips and marks that it had, \(12, 0\), got \(0, 0\)"):
+        fresh_trainer().load_state_dict(before)
+    trainer.load_state_dict(before)
+
+
+@pytest.mark.parametrize("clip", [("t", 1.0), Clip("t", 1.0), Clip(None, "1"), Clip(None, None)])
+def test_what_is_no_clip_is_refused_before_anything_is_grown(clip):
+    trainer, buffer = fresh_trainer(rounds=5), labelled(20, seed=1)
+    if isinstance(clip, Clip) and clip.trajectory is None:
+        clip = clip._replace(trajectory=buffer.trajectories[0])
+    with pytest.raises(TypeError, match="a clip is"):
+        trainer.fit(buffer, clips=[clip])
+    assert trainer.steps == trainer.model.num_trees == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        ({"rng": 0}, "rng is a NumPy generator"),
+        ({"rounds": 2.5}, "rounds is a whole number, got 2.5"),
+        ({"max_rows": 10.5}, "max_rows is a whole number"),
+        ({"threads": 1.5}, "threads is a whole number"),
+    ],
+)
+def test_options_of_another_kind_are_refused_at_once(option, match):
+    with pytest.raises(TypeError, match=match):
+        TreeTrainer(fresh_trainer().model, **{"rng": rng(), **option})
+
+
+def test_a_fit_that_learns_nothing_says_so():
+    """Two episodes of the same steps in another order cost the same by any trees."""
+    (one,) = peaky_episodes(1, seed=1)
+    other = Trajectory(one.obs[::-1].copy(), one.actions[::-1].copy())
+    buffer = PreferenceBuffer([one, other])
+    buffer.add_labels([(0, 1)], [Label(1.0, 1.0, 0.0)])
+    trainer = fresh_trainer(rounds=5)
+    with pytest.warns(RuntimeWarning, match="no tree lowers the loss"):
+        trainer.fit(buffer)
+    assert trainer.model.num_trees == 0
+
+
+def test_a_member_whose_resample_has_one_kind_alone_learns_from_all():
+    """Of few safe episodes some resamples have none, and no limit."""
+    buffer = labelled(20, seed=1)
+    few = PreferenceBuffer(buffer.trajectories)
+    safest = np.argsort([one.costs.sum() for one in buffer.trajectories])[:2]
+    is_safe = np.isin(buffer.labelled_pairs, safest).astype(float)
+    few.add_labels(buffer.labelled_pairs, [Label(NAN, *row) for row in is_safe.tolist()])
+    trainer = fresh_trainer(rounds=10, num_members=8)
+    batch = few.batch(np.arange(len(few)))
+    assert not all((part.safe == 1).any() for part in bootstrapped(batch, 8))
+    trainer.fit(few)
+    scores = trainer.model.member_scores(few.trajectories)
+    others = np.delete(scores, safest, axis=1)
+    assert (scores[:, safest].mean(axis=1) < others.mean(axis=1)).all()
 
 
 @pytest.mark.parametrize("which", ["train", "valid"])
@@ -1170,10 +1255,21 @@ def test_a_limit_travels_with_its_trees_and_is_prorated(tmp_path):
     np.testing.assert_array_equal(model.score(new), costs)
 
 
-@pytest.mark.parametrize("limit", [torch.zeros(2), torch.tensor([NAN]), torch.tensor([math.inf])])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        torch.zeros(2),
+        torch.tensor([NAN]),
+        torch.tensor([math.inf]),
+        torch.tensor([1e300], dtype=torch.float64),  # infinite as float32: all would be safe
+        torch.tensor([1]),
+    ],
+)
 def test_a_limit_that_is_none_is_refused(limit):
     model = fresh_trainer().model
-    with pytest.raises(MismatchError, match="each of 1 members has a finite limit, got"):
+    with pytest.raises(
+        MismatchError, match="each of 1 members has a finite limit, in float32, got"
+    ):
         model.set_trees(model.trees, limit)
     assert model.learned_limit == 0
 
