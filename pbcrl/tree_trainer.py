@@ -390,7 +390,8 @@ class TreeTrainer(Trainer):
             "learning_rate": 1.0,
             # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
             "feature_fraction": min(1.0, max(0.25, 8 / width)),
-            "min_data_in_leaf": max(1, min(200, size // 200)),
+            # More would hide an event of which few steps tell, such as one collision per episode.
+            "min_data_in_leaf": max(1, min(20, size // 200)),
             # It counts steps by their curvature: with 0 it tries sides without any, and raises.
             "min_sum_hessian_in_leaf": 1e-9,
             "lambda_l2": 0.1,
