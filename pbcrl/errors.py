@@ -61,7 +61,7 @@ def require_whole(low: int, **numbers: int) -> None:
         except TypeError as error:
             raise TypeError(f"{name} is a whole number, got {number!r}; round it") from error
         if number < low:
-            raise ValueError(f"{name} must be {low} or more, got {number}")
+            raise ValueError(f"{name} must lie in [{low}, inf), got {number}")
 
 
 def require_in(interval: str, *, remedy: str = "", **numbers: float) -> None:
