@@ -8,6 +8,7 @@ does. What comes out is written into the run's folder and its model card.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,6 +38,8 @@ from pbcrl_script_utils.resume import read_args
 
 QUESTIONS = "certificate"
 """Folder in a run's for what people are asked, and for how its episodes can be drawn."""
+AGAIN_AFTER = 2_000_000
+"""Times the iteration, added to the seed of the training where a run goes on (section Setup)."""
 
 
 @dataclass(frozen=True)
@@ -73,33 +76,45 @@ class Shipped:
         return self._policy(obs, rng=None if noise is None else self._rng)
 
 
-def check_fresh(args: Args, trained: dict[str, Any], earlier: list[Certificate]) -> None:
+def first_use(
+    seeds: range, trained: dict[str, Any], earlier: Sequence[Certificate]
+) -> tuple[str, range] | None:
+    """Return what else has played some of these seeds, and which it played; None if nothing has."""
+    seed = trained["seed"]
+    # Offline episodes, then the run's own; an env without a state begins again where a run goes on.
+    begun = [s for first in (seed, seed + 500_000) for s in range(first, seeds.stop, AGAIN_AFTER)]
+    used = [
+        *(("training", range(s, s + trained["num_envs"])) for s in begun),
+        ("evaluation", range(seed + 1_000_000, seed + 1_000_000 + trained["eval_episodes"])),
+        (
+            "the choice of the policy",
+            range(seed + CHOICE_SEED, seed + CHOICE_SEED + Candidates.EPISODES),
+        ),
+        *((f"certificate {i}", one.seeds) for i, one in enumerate(earlier, start=1)),
+    ]
+    clashes = ((what, s) for what, s in used if s.start < seeds.stop and seeds.start < s.stop)
+    return next(clashes, None)
+
+
+def check_fresh(args: Args, trained: dict[str, Any], earlier: Sequence[Certificate]) -> None:
     """Refuse episodes that somebody has looked at, since the policy may have been chosen by them.
 
     Raises:
         ValueError: If there are some.
     """
-    seed = trained["seed"]
-    used = {
-        "training": range(seed + 500_000, seed + 500_000 + trained["num_envs"]),
-        "evaluation": range(seed + 1_000_000, seed + 1_000_000 + trained["eval_episodes"]),
-        "the choice of the policy": range(
-            seed + CHOICE_SEED, seed + CHOICE_SEED + Candidates.EPISODES
-        ),
-    }
-    used |= {
-        f"certificate {i}": range(one.seed, one.seed + one.episodes)
-        for i, one in enumerate(earlier, start=1)
-    }
-    for what, seeds in used.items():
-        if args.seed < seeds.stop and seeds.start < args.seed + args.episodes:
-            free = max([1_500_000, *(one.seed + one.episodes for one in earlier)])
-            raise ValueError(
-                f"a certificate is by episodes that nothing was chosen by, but the seeds "
-                f"{max(args.seed, seeds.start)} to "
-                f"{min(args.seed + args.episodes, seeds.stop) - 1} belong to {what}; give --seed "
-                f"{free}"
-            )
+    seeds = range(args.seed, args.seed + args.episodes)
+    found = first_use(seeds, trained, earlier)
+    if found is None:
+        return
+    what, used = found
+    free = Args.seed
+    while clash := first_use(range(free, free + args.episodes), trained, earlier):
+        free = clash[1].stop
+    raise ValueError(
+        f"a certificate is by episodes that nothing was chosen by, but the seeds "
+        f"{max(seeds.start, used.start)} to {min(seeds.stop, used.stop) - 1} belong to {what}; "
+        f"give --seed {free}"
+    )
 
 
 def judged_by_people(

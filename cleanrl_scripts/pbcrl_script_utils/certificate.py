@@ -62,6 +62,11 @@ class Certificate:
     """Of the file of the policy."""
 
     @property
+    def seeds(self) -> range:
+        """Of the episodes."""
+        return range(self.seed, self.seed + self.episodes)
+
+    @property
     def bound(self) -> float:
         """Highest P(unsafe) at 95 %."""
         return unsafe_bound(self.unsafe, self.episodes)
@@ -158,7 +163,7 @@ def section(certificates: Sequence[Certificate]) -> str:
             "| policy | judged by | seeds | unsafe | P(unsafe) at 95 % | |",
             "|---|---|---|---|---|---|",
             *(
-                f"| {one.policy} | {one.judged_by} | {one.seed} to {one.seed + one.episodes - 1} "
+                f"| {one.policy} | {one.judged_by} | {one.seeds[0]} to {one.seeds[-1]} "
                 f"| {one.unsafe} of {one.episodes} | at most {one.bound:.1%} | "
                 f"{'certified' if one.holds else 'not certified'} for {one.max_unsafe_rate:g} |"
                 for one in certificates

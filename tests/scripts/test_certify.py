@@ -1,6 +1,7 @@
 """`certify.py`: the bound by hand and by its law, and the way from a run to its certificate."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,6 +166,31 @@ def test_episodes_that_somebody_has_looked_at_are_refused(certify, clean, seed, 
     certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5))
     with pytest.raises(ValueError, match=f"belong to {what}; give --seed 1500020"):
         certify.certify(certify.Args(run=str(clean), episodes=20, cost_limit=5, seed=seed))
+
+
+@pytest.mark.parametrize(
+    ("trained", "seed", "what", "free"),
+    [
+        (1_000_000, 1_500_000, "training", 1_500_004),
+        (100_000, 1_500_000, "the choice of the policy", 1_500_020),
+        (500_000, 1_500_001, "evaluation", 1_500_004),
+        (0, 6_500_003, "training", 1_500_000),  # an env without a state, and a run that went on
+        (0, 4_000_000, "training", 1_500_000),  # the same of the offline episodes
+    ],
+)
+def test_the_seeds_that_are_advised_are_free(certify, trained, seed, what, free):
+    run = {"seed": trained, "num_envs": 4, "eval_episodes": 4}
+    with pytest.raises(ValueError, match=rf"belong to {what}; give --seed {free}$"):
+        certify.check_fresh(certify.Args(run="", seed=seed, episodes=20), run, [])
+    certify.check_fresh(certify.Args(run="", seed=free, episodes=20), run, [])
+
+
+def test_certificates_lie_between_those_that_are_there(certify):
+    run = {"seed": 0, "num_envs": 4, "eval_episodes": 4}
+    earlier = [replace(certificate(0, 20), seed=seed) for seed in (1_500_000, 1_500_030)]
+    with pytest.raises(ValueError, match=r"1500000 to 1500014 belong to certificate 1; give"):
+        certify.check_fresh(certify.Args(run="", episodes=15), run, earlier)
+    certify.check_fresh(certify.Args(run="", episodes=10, seed=1_500_020), run, earlier)
 
 
 def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
