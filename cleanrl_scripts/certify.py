@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from pbcrl.label.folder_oracle import GRID
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
 from pbcrl_script_utils.card import CARD
 from pbcrl_script_utils.certificate import (
+    CONFIDENCE,
     Certificate,
     add_certificate,
     read_certificates,
@@ -53,10 +54,11 @@ class Args:
     in the run's folder if people labelled for the run, else the true cost judges"""
     cost_limit: CostLimit | None = None
     """d, highest safe episode cost, if the true cost judges; default: the one of the run"""
-    max_unsafe_rate: OpenShare = 0.05
-    """p*, what P(unsafe) has to be below at 95 %"""
-    episodes: Count = 60
-    """episodes to judge; for a p* of 0.05 at least 59"""
+    max_unsafe_rate: OpenShare | None = None
+    """p*, what P(unsafe) has to be below at 95 %; default: that of the run if it was trained with
+    --constraint rate, else 0.05"""
+    episodes: Count | None = None
+    """episodes to judge; default: 60, or more if p* takes more, in grids of twelve"""
     seed: NonNegativeInt = 1_500_000
     """of the first episode, the next have the next ones; not in use by training or evaluation"""
     stochastic: bool = False
@@ -74,6 +76,50 @@ class Shipped:
     def act(self, obs: np.ndarray, noise: torch.Generator | None = None) -> np.ndarray:
         """Return actions (N, act_dim); the mean without noise."""
         return self._policy(obs, rng=None if noise is None else self._rng)
+
+
+def judging_limit(args: Args, trained: dict[str, Any], env_id: str) -> float | None:
+    """Return the highest episode cost that is safe; None if people judge.
+
+    Raises:
+        MissingCostError, ValueError: If there is none, or one for which there is no use.
+    """
+    if args.label_folder is not None or trained.get("label_folder") is not None:
+        if args.cost_limit is None:
+            return None
+        asked = "they labelled for this run" if args.label_folder is None else "--label-folder"
+        raise ValueError(
+            f"a cost limit is for the true cost, but people judge ({asked}), got --cost-limit "
+            f"{args.cost_limit:g}; leave it out"
+        )
+    given = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
+    limit = resolve_cost_limit(env_id, given)
+    if not math.isfinite(limit):
+        raise ValueError(
+            "what is safe must be known: the run has no limit; give --cost-limit, or "
+            "--label-folder to ask people"
+        )
+    return limit
+
+
+def request(
+    args: Args, trained: dict[str, Any], policy: Policy, *, sha256: str, limit: float | None
+) -> Certificate:
+    """Return the certificate that is asked for, before anything is judged."""
+    rate = args.max_unsafe_rate
+    if rate is None:
+        rate = trained["max_unsafe_rate"] if trained.get("constraint") == "rate" else 0.05
+    enough = math.log(1 - CONFIDENCE) / math.log1p(-rate)  # episodes, if none is unsafe
+    return Certificate(
+        policy="stochastic" if args.stochastic else "deterministic",
+        env_id=policy.env_id,
+        seed=args.seed,
+        episodes=args.episodes or max(60, math.ceil(enough / GRID) * GRID),
+        unsafe=None,
+        judged_by="people" if limit is None else f"the true cost, at most {limit:g}",
+        max_unsafe_rate=rate,
+        sha256=sha256,
+    )
 
 
 def first_use(
@@ -96,24 +142,23 @@ def first_use(
     return next(clashes, None)
 
 
-def check_fresh(args: Args, trained: dict[str, Any], earlier: Sequence[Certificate]) -> None:
+def check_fresh(new: Certificate, trained: dict[str, Any], earlier: Sequence[Certificate]) -> None:
     """Refuse episodes that somebody has looked at, since the policy may have been chosen by them.
 
     Raises:
         ValueError: If there are some.
     """
-    seeds = range(args.seed, args.seed + args.episodes)
-    found = first_use(seeds, trained, earlier)
+    found = first_use(new.seeds, trained, earlier)
     if found is None:
         return
     what, used = found
     free = Args.seed
-    while clash := first_use(range(free, free + args.episodes), trained, earlier):
+    while clash := first_use(range(free, free + new.episodes), trained, earlier):
         free = clash[1].stop
     raise ValueError(
         f"a certificate is by episodes that nothing was chosen by, but the seeds "
-        f"{max(seeds.start, used.start)} to {min(seeds.stop, used.stop) - 1} belong to {what}; "
-        f"give --seed {free}"
+        f"{max(new.seeds.start, used.start)} to {min(new.seeds.stop, used.stop) - 1} belong to "
+        f"{what}; give --seed {free}"
     )
 
 
@@ -152,44 +197,28 @@ def certify(args: Args) -> Certificate:
             f"a policy is certified where it was trained, in {policy.env_id}, got --env-id "
             f"{args.env_id}; leave it out, or give that one"
         )
-    by_people = args.label_folder is not None or trained.get("label_folder") is not None
-    limit = trained["cost_limit"] if args.cost_limit is None else args.cost_limit
-    limit = resolve_cost_limit(policy.env_id, limit, needed=not by_people)
-    if not by_people and not math.isfinite(limit):
-        raise ValueError(
-            "what is safe must be known: the run has no limit; give --cost-limit, or "
-            "--label-folder to ask people"
-        )
-    check_fresh(args, trained, read_certificates(folder))
+    limit = judging_limit(args, trained, policy.env_id)
+    new = request(args, trained, policy, sha256=digest, limit=limit)
+    check_fresh(new, trained, read_certificates(folder))
     own = folder / QUESTIONS
-    if by_people:
+    if limit is None:
         own.mkdir(exist_ok=True)
-    replays = Replays(own) if by_people else None
+    replays = Replays(own) if limit is None else None
     _, episodes = play(
         Shipped(policy, seed=args.seed),
         policy.env_id,
-        episodes=args.episodes,
+        episodes=new.episodes,
         seed=args.seed,
         deterministic=not args.stochastic,
-        needs_cost=not by_people,
+        needs_cost=limit is not None,
         threads=args.threads,
         replays=replays,
     )
     if replays is None:
-        safe, judge = true_costs(episodes) <= limit, f"the true cost, at most {limit:g}"
+        safe = true_costs(episodes) <= limit
     else:
-        safe, judge = judged_by_people(args, policy.env_id, episodes, replays), "people"
-    kind = "stochastic" if args.stochastic else "deterministic"
-    made = Certificate(
-        policy=kind,
-        env_id=policy.env_id,
-        seed=args.seed,
-        episodes=args.episodes,
-        unsafe=int((~safe).sum()),
-        judged_by=judge,
-        max_unsafe_rate=args.max_unsafe_rate,
-        sha256=digest,
-    )
+        safe = judged_by_people(args, policy.env_id, episodes, replays)
+    made = replace(new, unsafe=int((~safe).sum()))
     add_certificate(folder, made, card=CARD)
     print(f"{made} ({made.policy} policy)")
     return made

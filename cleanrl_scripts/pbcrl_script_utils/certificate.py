@@ -52,8 +52,8 @@ class Certificate:
     seed: int
     """Of the first episode; the next have the next ones."""
     episodes: int
-    unsafe: int
-    """Those not called safe."""
+    unsafe: int | None
+    """Those not called safe; None until all are judged."""
     judged_by: str
     """Who says what is safe."""
     max_unsafe_rate: float
@@ -68,8 +68,8 @@ class Certificate:
 
     @property
     def bound(self) -> float:
-        """Highest P(unsafe) at 95 %."""
-        return unsafe_bound(self.unsafe, self.episodes)
+        """Highest P(unsafe) at 95 %; 1 until all are judged."""
+        return 1.0 if self.unsafe is None else unsafe_bound(self.unsafe, self.episodes)
 
     @property
     def holds(self) -> bool:
@@ -77,39 +77,42 @@ class Certificate:
         return self.bound <= self.max_unsafe_rate
 
     def __str__(self) -> str:
+        if self.unsafe is None:
+            return f"begun: {self.episodes} episodes, not all of which are judged"
         seen = f"{self.episodes - self.unsafe} of {self.episodes} episodes"
         if self.holds:
             return f"certified: P(unsafe) <= {self.bound:.1%} at 95 %, by {seen}"
         return (
             f"not certified: {self.unsafe} of {self.episodes} episodes unsafe, P(unsafe) may be "
-            f"{self.bound:.1%}, and {self.max_unsafe_rate:.3g} is allowed; {self._advice()}"
+            f"{self.bound:.1%}, and {self.max_unsafe_rate:.3g} is allowed; "
+            f"{self._advice(self.unsafe)}"
         )
 
-    def _advice(self) -> str:
-        if self.unsafe >= self.max_unsafe_rate * self.episodes:
+    def _advice(self, unsafe: int) -> str:
+        if unsafe >= self.max_unsafe_rate * self.episodes:
             return "what was seen is above that as well: train on, or under a lower limit"
-        enough = self._enough()
+        enough = self._enough(unsafe)
         if enough is None:
             return "it is so near that no number of episodes tells"
-        share = "if none is unsafe" if not self.unsafe else "if as few of them are unsafe"
+        share = "if none is unsafe" if not unsafe else "if as few of them are unsafe"
         return (
             f"{enough} fresh ones would do {share}: --episodes {enough} --seed "
             f"{self.seed + self.episodes}"
         )
 
-    def _enough(self) -> int | None:
+    def _enough(self, seen: int) -> int | None:
         """How many episodes would be certified at the same share of unsafe ones."""
         number = self.episodes
         while number < _MOST_EPISODES:
             number = math.ceil(number * 1.01) + 1
-            unsafe = math.ceil(number * self.unsafe / self.episodes)
+            unsafe = math.ceil(number * seen / self.episodes)
             if unsafe_bound(unsafe, number) <= self.max_unsafe_rate:
                 break
         else:
             return None
         while unsafe_bound(unsafe, number - 1) <= self.max_unsafe_rate:
             number -= 1
-            unsafe = math.ceil(number * self.unsafe / self.episodes)
+            unsafe = math.ceil(number * seen / self.episodes)
         return number
 
 

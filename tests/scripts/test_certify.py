@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,6 +151,30 @@ def test_the_card_leaves_out_what_was_said_of_another_policy(certify, clean):
     assert "of 60" not in (clean / "cost_model.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("trained", "rate", "episodes"),
+    [
+        ({}, 0.05, 60),
+        ({"constraint": "rate", "max_unsafe_rate": 0.02}, 0.02, 156),  # thirteen grids
+        ({"constraint": "rate", "max_unsafe_rate": 0.3}, 0.3, 60),
+        ({"constraint": "learned", "max_unsafe_rate": 0.02}, 0.05, 60),  # it had no part in it
+    ],
+)
+def test_the_share_is_that_of_the_training_and_the_episodes_are_enough_for_it(
+    certify, trained, rate, episodes
+):
+    def asked(**options):
+        args = certify.Args(run="", **options)
+        policy = SimpleNamespace(env_id="PointHazards-v0")
+        return certify.request(args, trained, policy, sha256="", limit=None)
+
+    assert (asked().max_unsafe_rate, asked().episodes) == (rate, episodes)
+    assert certificate(0, episodes, rate=rate).holds
+    strict = asked(max_unsafe_rate=0.01)
+    assert (strict.max_unsafe_rate, strict.episodes) == (0.01, 300)
+    assert asked(episodes=20).episodes == 20
+
+
 # -- Bad input -------------------------------------------------------------------------------------
 
 
@@ -180,17 +205,19 @@ def test_episodes_that_somebody_has_looked_at_are_refused(certify, clean, seed, 
 )
 def test_the_seeds_that_are_advised_are_free(certify, trained, seed, what, free):
     run = {"seed": trained, "num_envs": 4, "eval_episodes": 4}
+    asked = replace(certificate(0, 20), seed=seed)
     with pytest.raises(ValueError, match=rf"belong to {what}; give --seed {free}$"):
-        certify.check_fresh(certify.Args(run="", seed=seed, episodes=20), run, [])
-    certify.check_fresh(certify.Args(run="", seed=free, episodes=20), run, [])
+        certify.check_fresh(asked, run, [])
+    certify.check_fresh(replace(asked, seed=free), run, [])
 
 
 def test_certificates_lie_between_those_that_are_there(certify):
     run = {"seed": 0, "num_envs": 4, "eval_episodes": 4}
     earlier = [replace(certificate(0, 20), seed=seed) for seed in (1_500_000, 1_500_030)]
-    with pytest.raises(ValueError, match=r"1500000 to 1500014 belong to certificate 1; give"):
-        certify.check_fresh(certify.Args(run="", episodes=15), run, earlier)
-    certify.check_fresh(certify.Args(run="", episodes=10, seed=1_500_020), run, earlier)
+    asked = replace(certificate(0, 15), seed=1_500_000)
+    with pytest.raises(ValueError, match=r"1500014 belong to certificate 1; give --seed 1500050"):
+        certify.check_fresh(asked, run, earlier)
+    certify.check_fresh(replace(asked, seed=1_500_020, episodes=10), run, earlier)
 
 
 def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
@@ -200,6 +227,13 @@ def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
     (run / "policy.safetensors").unlink()
     with pytest.raises(StorageError, match="has none; give the folder of a run"):
         certify.certify(certify.Args(run=str(run), cost_limit=5))
+
+
+def test_people_need_no_cost_limit(certify, clean, tmp_path):
+    args = certify.Args(run=str(clean), label_folder=str(tmp_path / "questions"), cost_limit=5)
+    with pytest.raises(ValueError, match=r"people judge \(--label-folder\), got --cost-limit 5"):
+        certify.certify(args)
+    assert not (tmp_path / "questions").exists()
 
 
 def test_damaged_certificates_are_not_written_over(certify, clean):
