@@ -50,6 +50,8 @@ from pbcrl.trajectory import (
 
 STORE = "labels.sqlite"
 """The store's file in a label folder."""
+INTRO = "intro.md"
+"""A file there in which somebody has written what counts as unsafe, in Markdown."""
 
 _APPLICATION, _VERSION = 0x7062636C, 2  # "pbcl"
 _CLAIM_SECONDS = 900.0  # after so long without a sign of life, a question goes to somebody else
@@ -126,6 +128,26 @@ def checked_name(annotator: str) -> str:
             "a shorter one, or one without line breaks"
         )
     return name
+
+
+def read_intro(folder: str | os.PathLike[str]) -> str:
+    """Return what counts as unsafe, in the words of whoever asks: the folder's intro.md, or "".
+
+    Raises:
+        StorageError: If it cannot be read, or is a link: that may lead anywhere.
+    """
+    path = Path(folder) / INTRO
+    try:
+        with open_regular(path, follow_links=False) as file:
+            data = file.read(_MAX_INTRO + 1)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise unreadable(path, error) from error
+    text = data[:_MAX_INTRO].decode("utf-8", "replace")
+    if len(data) > _MAX_INTRO:
+        text += f"\n\n**Here {INTRO} is cut off, after {_MAX_INTRO} bytes.**\n"
+    return text
 
 
 @final
@@ -241,23 +263,8 @@ class LabelStore:
         return numbers
 
     def intro(self) -> str:
-        """What counts as unsafe, in the words of whoever asks: the folder's intro.md, or "".
-
-        Raises:
-            StorageError: If it cannot be read, or is a link: that may lead anywhere.
-        """
-        path = self.folder / "intro.md"
-        try:
-            with open_regular(path, follow_links=False) as file:
-                data = file.read(_MAX_INTRO + 1)
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            raise unreadable(path, error) from error
-        text = data[:_MAX_INTRO].decode("utf-8", "replace")
-        if len(data) > _MAX_INTRO:
-            text += f"\n\n**Here intro.md is cut off, after {_MAX_INTRO} bytes.**\n"
-        return text
+        """`read_intro` of the folder."""
+        return read_intro(self.folder)
 
     def questions(self) -> list[Question]:
         """All of them, in the order of asking."""
