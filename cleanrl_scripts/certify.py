@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,28 +18,34 @@ import numpy as np
 import torch
 import tyro
 
-from pbcrl import FolderOracle, Trajectory
+from pbcrl import FolderOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
 from pbcrl.env_modules import env_id_flag
+from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, Policy, load_policy
 from pbcrl.label.folder_oracle import GRID
+from pbcrl.label.store import INTRO, read_intro
+from pbcrl.storage import FolderLock, make_folder, sync_folder, write_atomically
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
 from pbcrl_script_utils.card import CARD
 from pbcrl_script_utils.certificate import (
+    CERTIFICATES,
     CONFIDENCE,
     Certificate,
-    add_certificate,
     read_certificates,
     sha256,
+    show_certificates,
+    write_certificates,
 )
 from pbcrl_script_utils.envs import resolve_cost_limit
 from pbcrl_script_utils.evaluation import play, true_costs
 from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.policies import CHOICE_SEED, Candidates
 from pbcrl_script_utils.replays import Replays
-from pbcrl_script_utils.resume import read_args
+from pbcrl_script_utils.resume import is_finished, read_args
+from pbcrl_script_utils.run import command_of
 
 QUESTIONS = "certificate"
-"""Folder in a run's for what people are asked, and for how its episodes can be drawn."""
+"""Folder in a run's for what people are asked, and for the episodes that they are asked about."""
 AGAIN_AFTER = 2_000_000
 """Times the iteration, added to the seed of the training where a run goes on (section Setup)."""
 
@@ -119,7 +126,30 @@ def request(
         judged_by="people" if limit is None else f"the true cost, at most {limit:g}",
         max_unsafe_rate=rate,
         sha256=sha256,
+        label_folder=args.label_folder and str(Path(args.label_folder).resolve()),
     )
+
+
+def check_begun(folder: Path, new: Certificate, known: Sequence[Certificate]) -> None:
+    """Refuse another certificate of a policy before the one that was begun is finished.
+
+    Else one could look at the answers, and leave out those that say no.
+
+    Raises:
+        ValueError: If one was begun.
+    """
+    for one in known:
+        if one.unsafe is None and one.sha256 == new.sha256 and one != new:
+            words = ["--seed", one.seed, "--episodes", one.episodes]
+            words += ["--max-unsafe-rate", one.max_unsafe_rate]
+            words += ["--label-folder", one.label_folder] if one.label_folder else []
+            words += ["--stochastic"] if one.policy == "stochastic" else []
+            command = command_of("certify", folder, *words, *env_id_flag(one.env_id))
+            raise ValueError(
+                f"a certificate that was begun is finished before another of the same policy, or "
+                f"failures could be left out, but that of the seeds {one.seeds[0]} to "
+                f"{one.seeds[-1]} waits for answers; finish it: {command}"
+            )
 
 
 def first_use(
@@ -162,65 +192,145 @@ def check_fresh(new: Certificate, trained: dict[str, Any], earlier: Sequence[Cer
     )
 
 
+def kept_episodes(args: Args, policy: Policy, new: Certificate, path: Path) -> list[Trajectory]:
+    """Return the episodes to judge, played once: an env may play others the next time.
+
+    They are in a dataset, with how they can be drawn.
+    """
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.partial")
+        make_folder(partial)
+        replays = Replays(partial)
+        episodes = fresh_episodes(args, policy, new, replays=replays)
+        with TrajectoryWriter(
+            partial,
+            env_id=new.env_id,
+            obs_shape=episodes[0].obs.shape[1:],
+            act_dim=episodes[0].actions.shape[1],
+            horizon=max(map(len, episodes)),
+            capacity=new.episodes,
+            rng=np.random.default_rng(0),  # draws nothing: all are kept
+            overwrite=True,
+        ) as writer:
+            for one in episodes:
+                writer.add(one)
+        replays.sync()
+        replays.close()
+        partial.rename(path)
+        sync_folder(path.parent)
+    return TrajectoryDataset(path, env_id=new.env_id)[:]
+
+
+def fresh_episodes(
+    args: Args, policy: Policy, new: Certificate, *, replays: Replays | None = None
+) -> list[Trajectory]:
+    """Play the episodes of a certificate; with true costs, if nobody is to see them."""
+    _, episodes = play(
+        Shipped(policy, seed=args.seed),
+        new.env_id,
+        episodes=new.episodes,
+        seed=args.seed,
+        deterministic=not args.stochastic,
+        needs_cost=replays is None,
+        threads=args.threads,
+        replays=replays,
+    )
+    return episodes
+
+
+def take_rule(folder: Path, trained: dict[str, Any]) -> None:
+    """Copy what counts as unsafe from where people labelled for the run, if nothing says it yet."""
+    if read_intro(folder):
+        return
+    labelled = trained.get("label_folder")
+    if rule := "" if labelled is None else read_intro(labelled):
+        write_atomically(folder / INTRO, rule.encode())
+    else:
+        print(f"   nobody has written down what counts as unsafe: {folder / INTRO} may say it")
+
+
 def judged_by_people(
-    args: Args, env_id: str, episodes: list[Trajectory], replays: Replays
+    args: Args,
+    trained: dict[str, Any],
+    new: Certificate,
+    episodes: list[Trajectory],
+    replays: Replays,
 ) -> np.ndarray:
     """Return whether people call each episode safe, (E,); waits for them.
 
     "I can't tell" is not safe.
     """
-    folder = args.label_folder or Path(args.run) / QUESTIONS
+    folder = Path(args.label_folder or Path(args.run) / QUESTIONS)
     oracle = FolderOracle(
         folder,
         run=f"certificate of {Path(args.run).resolve()}, seed {args.seed}",
         show=replays.of,
         say=lambda text: print(f"   {text}", flush=True),
     )
-    grids = [episodes[start : start + GRID] for start in range(0, len(episodes), GRID)]
-    named = " ".join(["", *env_id_flag(env_id)])
-    print(f"   {len(grids)} questions wait: pbcrl label {folder}{named}", flush=True)
-    labels = oracle.label_grids(grids)
-    oracle.close()
+    with closing(oracle), closing(replays):
+        take_rule(folder, trained)
+        grids = [episodes[start : start + GRID] for start in range(0, len(episodes), GRID)]
+        named = " ".join(["", *env_id_flag(new.env_id)])
+        print(f"   {len(grids)} questions wait: pbcrl label {folder}{named}", flush=True)
+        labels = oracle.label_grids(grids)
     safe: np.ndarray = np.array([one for label in labels for one in label.safe]) == 1
     return safe
 
 
 def certify(args: Args) -> Certificate:
-    """Play, have judged, and write down what that says; see the module."""
+    """Play, have judged, and write down what that says; see the module.
+
+    What was asked for before is not played again. Where people judge, it goes on with the answers
+    that are there, corrected ones too; what the true cost has said is said once more.
+    """
     check_args(args)
     torch.set_num_threads(args.threads)
     folder = Path(args.run)
     trained = read_args(folder)
-    policy, digest = load_policy(folder), sha256(folder / POLICY_FILE)
-    if args.env_id not in (None, policy.env_id):
-        raise ValueError(
-            f"a policy is certified where it was trained, in {policy.env_id}, got --env-id "
-            f"{args.env_id}; leave it out, or give that one"
-        )
-    limit = judging_limit(args, trained, policy.env_id)
-    new = request(args, trained, policy, sha256=digest, limit=limit)
-    check_fresh(new, trained, read_certificates(folder))
-    own = folder / QUESTIONS
-    if limit is None:
-        own.mkdir(exist_ok=True)
-    replays = Replays(own) if limit is None else None
-    _, episodes = play(
-        Shipped(policy, seed=args.seed),
-        policy.env_id,
-        episodes=new.episodes,
-        seed=args.seed,
-        deterministic=not args.stochastic,
-        needs_cost=limit is not None,
-        threads=args.threads,
-        replays=replays,
-    )
-    if replays is None:
-        safe = true_costs(episodes) <= limit
-    else:
-        safe = judged_by_people(args, policy.env_id, episodes, replays)
-    made = replace(new, unsafe=int((~safe).sum()))
-    add_certificate(folder, made, card=CARD)
-    print(f"{made} ({made.policy} policy)")
+    with FolderLock(folder):  # no training meanwhile, and no other certificate
+        if not is_finished(folder):
+            raise StorageError(
+                f"a certificate is about the policy that a run leaves at its end, but {folder} has "
+                "no summary.json: it was cut off; go on with it by --resume first"
+            )
+        file = folder / POLICY_FILE
+        policy, digest = load_policy(folder), sha256(file)
+        if args.env_id not in (None, policy.env_id):
+            raise ValueError(
+                f"a policy is certified where it was trained, in {policy.env_id}, got --env-id "
+                f"{args.env_id}; leave it out, or give that one"
+            )
+        limit = judging_limit(args, trained, policy.env_id)
+        new = request(args, trained, policy, sha256=digest, limit=limit)
+        known = read_certificates(folder)
+        check_begun(folder, new, known)
+        same = [one for one in known if one.begun == new]
+        if not same:
+            check_fresh(new, trained, known)
+        before = same[-1] if same and same[-1] != new else None
+        place = folder / QUESTIONS / f"{new.policy}-{new.seed}-{new.episodes}-{digest[:12]}"
+        if before is not None and (limit is not None or not place.exists()):
+            made = before
+        elif limit is not None:
+            safe = true_costs(fresh_episodes(args, policy, new)) <= limit
+            made = replace(new, unsafe=int((~safe).sum()))
+        else:
+            episodes = kept_episodes(args, policy, new, place)
+            if not same:  # before anybody sees them, so that what was seen cannot be left out
+                write_certificates(folder, [*known, new])
+            safe = judged_by_people(args, trained, new, episodes, Replays(place))
+            made = replace(new, unsafe=int((~safe).sum()))
+        said = f"{made} ({made.policy} policy)"  # before it is written: the bound may fail
+        if made != before:
+            known = [*(one for one in known if one != new), made]
+            write_certificates(folder, known)
+        if file.exists() and sha256(file) == digest:
+            show_certificates(folder / CARD, [one for one in known if one.sha256 == digest])
+        else:
+            said += f", of a policy that is no longer there: {POLICY_FILE} has changed meanwhile"
+        if before is not None and made != before:
+            print(f"   answers were corrected, both results stay in {CERTIFICATES}: {before}")
+        print(said)
     return made
 
 

@@ -1,7 +1,7 @@
 """What a certificate says of a policy: how often it is unsafe at most, by fresh labelled episodes.
 
-A run's certificates are lines of `certificates.jsonl` in its folder, those that failed included:
-whoever tries often enough has luck.
+A run's certificates are lines of `certificates.jsonl` in its folder, those that failed included,
+and that which waits for answers: whoever tries often enough has luck.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pbcrl.errors import StorageError
@@ -60,6 +60,13 @@ class Certificate:
     """What P(unsafe) has to be below, p*."""
     sha256: str
     """Of the file of the policy."""
+    label_folder: str | None = None
+    """Where people judge, if not in the run's folder."""
+
+    @property
+    def begun(self) -> Certificate:
+        """As it was before anything was judged: what was asked for."""
+        return replace(self, unsafe=None)
 
     @property
     def seeds(self) -> range:
@@ -134,22 +141,25 @@ def read_certificates(folder: Path) -> list[Certificate]:
         ) from error
 
 
-def add_certificate(folder: Path, new: Certificate, *, card: str) -> None:
-    """Add a certificate to those of a run, and to its model card, if it has one.
-
-    The card has those of the same policy: training may have gone on since the others.
+def write_certificates(folder: Path, certificates: Sequence[Certificate]) -> None:
+    """Write all certificates of a run; only who holds the folder's lock may.
 
     Raises:
-        StorageError: If they cannot be read or written.
+        StorageError: If they cannot be written.
     """
-    all_of_them = [*read_certificates(folder), new]
-    text = "".join(json.dumps(asdict(one)) + "\n" for one in all_of_them)
+    text = "".join(json.dumps(asdict(one)) + "\n" for one in certificates)
     write_atomically(folder / CERTIFICATES, text.encode())
-    path = folder / card
-    if path.exists():
-        current = [one for one in all_of_them if one.sha256 == new.sha256]
-        above = path.read_text().partition(f"\n{_HEAD}\n")[0].rstrip("\n")
-        write_atomically(path, f"{above}\n\n{section(current)}".encode())
+
+
+def show_certificates(card: Path, certificates: Sequence[Certificate]) -> None:
+    """Show the certificates of a policy in its model card, if it has one, in place of what it says.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    if card.exists():
+        above = card.read_text().partition(f"\n{_HEAD}\n")[0].rstrip("\n")
+        write_atomically(card, f"{above}\n\n{section(certificates)}".encode())
 
 
 def sha256(path: Path) -> str:
@@ -158,7 +168,8 @@ def sha256(path: Path) -> str:
 
 
 def section(certificates: Sequence[Certificate]) -> str:
-    """The certificates of a run as a section of its model card, in Markdown."""
+    """The certificates of a policy as a section of its model card, in Markdown."""
+    asked = [one.begun for one in certificates]
     return "\n".join(
         [
             _HEAD,
@@ -168,8 +179,9 @@ def section(certificates: Sequence[Certificate]) -> str:
             *(
                 f"| {one.policy} | {one.judged_by} | {one.seeds[0]} to {one.seeds[-1]} "
                 f"| {one.unsafe} of {one.episodes} | at most {one.bound:.1%} | "
-                f"{'certified' if one.holds else 'not certified'} for {one.max_unsafe_rate:g} |"
-                for one in certificates
+                f"{'certified' if one.holds else 'not certified'} for {one.max_unsafe_rate:g}"
+                f"{', corrected below' if one.begun in asked[i:] else ''} |"
+                for i, one in enumerate(certificates, start=1)
             ),
             "",
         ]

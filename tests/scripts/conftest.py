@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,13 @@ class Falling(gym.Wrapper):
         return obs, reward, bool(obs[0] > 0.9), truncated, info
 
 
+class Unseeded(gym.Wrapper):
+    """The toy with its own source of randomness."""
+
+    def reset(self, **kwargs):
+        return self.env.reset(**{**kwargs, "seed": secrets.randbits(30)})
+
+
 def blind(**kwargs):
     """The toy without a way to draw it."""
     env = PointHazardsEnv(**kwargs)
@@ -168,6 +176,7 @@ VARIANTS = {
     "TestToyDiverging-v0": lambda **kw: Diverging(PointHazardsEnv(**kw)),
     "TestToyFalling-v0": lambda **kw: Falling(PointHazardsEnv(**kw)),
     "TestToyBlind-v0": blind,
+    "TestToyUnseeded-v0": lambda **kw: Unseeded(PointHazardsEnv(**kw)),
     "TestToyHuge-v0": lambda **kw: Faulty(
         PointHazardsEnv(**kw), "reward", 1e38, episode=1, step=3
     ),  # finite and absurd

@@ -1,6 +1,9 @@
 """`certify.py`: the bound by hand and by its law, and the way from a run to its certificate."""
 
+import gc
+import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,7 +11,12 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+from pbcrl import FolderOracle
 from pbcrl.errors import StorageError
+from pbcrl.export.policy import load_policy
+from pbcrl.label.store import read_intro
+from pbcrl.storage import FolderLock
+from pbcrl.trajectory import GridLabel
 from pbcrl_script_utils.certificate import (
     CERTIFICATES,
     Certificate,
@@ -16,9 +24,9 @@ from pbcrl_script_utils.certificate import (
     unsafe_bound,
 )
 
-from ..people import answering
+from ..people import answer, answering, questions
 from .conftest import load
-from .runs import small_pbcrl, small_ppo_lag
+from .runs import Stop, small_pbcrl, small_ppo_lag
 
 
 @pytest.fixture(scope="module")
@@ -101,12 +109,9 @@ def run(scripts, tmp_path_factory):
 
 
 @pytest.fixture
-def clean(run):
-    """The run, without certificates."""
-    card, kept = run / "cost_model.md", (run / "cost_model.md").read_text()
-    yield run
-    card.write_text(kept)
-    (run / CERTIFICATES).unlink(missing_ok=True)
+def clean(run, tmp_path):
+    """A copy of the run, without certificates."""
+    return shutil.copytree(run, tmp_path / "runs" / "run")
 
 
 def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
@@ -129,8 +134,7 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
 def test_people_judge_and_can_go_on_later(certify, clean, tmp_path, capsys):
     folder = tmp_path / "questions"
     args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
-    # The first input of the toy is where the point is.
-    with answering(folder, lambda episode: float(episode.obs[0, 0] > 0), limit=0.5):
+    with answering(folder, reckless, limit=0.5):
         found = certify.certify(args)
     assert "2 questions wait: pbcrl label" in capsys.readouterr().out
     assert found.judged_by == "people"
@@ -149,6 +153,137 @@ def test_the_card_leaves_out_what_was_said_of_another_policy(certify, clean):
     certify.certify(certify.Args(run=str(clean), episodes=4, cost_limit=1e9))
     assert len(read_certificates(clean)) == 2
     assert "of 60" not in (clean / "cost_model.md").read_text()
+
+
+def reckless(episode):
+    """A cost of the toy: whether the point begins on the right."""
+    return float(episode.obs[0, 0] > 0)
+
+
+def stopped(certify, args, monkeypatch):
+    """Certify, and stop when all is asked, as sudden as a kill."""
+
+    def stop(*_):
+        raise Stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderOracle, "_wait_for", stop)
+        with pytest.raises(Stop):
+            certify.certify(args)
+    gc.collect()  # the end of the process would release its locks
+
+
+def test_a_certificate_that_was_begun_is_finished_before_another(
+    certify, clean, tmp_path, monkeypatch
+):
+    folder = tmp_path / "questions"
+    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
+    stopped(certify, args, monkeypatch)
+    (begun,) = read_certificates(clean)
+    assert (begun.seed, begun.episodes, begun.unsafe) == (1_500_000, 14, None)
+    first, last = questions(folder)
+    answer(folder, first, GridLabel((0.0,) * 12))
+    for other in (
+        {"seed": 1_500_014},
+        {"episodes": 13},
+        {"max_unsafe_rate": 0.5},
+        {"stochastic": True},
+        {"label_folder": str(tmp_path / "other")},
+        {"label_folder": None, "cost_limit": 1e9},
+    ):
+        command = f"certify.py {clean} --seed 1500000 --episodes 14 --max-unsafe-rate 0.05 "
+        with pytest.raises(ValueError, match=f"{command}--label-folder {folder}$"):
+            certify.certify(replace(args, **other))
+    answer(folder, last, GridLabel((1.0, 1.0)))
+    made = certify.certify(args)
+    assert made == replace(begun, unsafe=12)
+    assert read_certificates(clean) == [made]
+
+
+def test_an_env_that_plays_others_each_time_is_asked_about_once(
+    certify, clean, tmp_path, monkeypatch
+):
+    policy = load_policy(clean)
+    policy.env_id = "TestToyUnseeded-v0"
+    policy.save(clean / "policy.safetensors")
+    folder = tmp_path / "questions"
+    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=3)
+    stopped(certify, args, monkeypatch)
+    (only,) = questions(folder)
+    answer(folder, only, GridLabel((0.0, 1.0, 1.0)))
+    assert certify.certify(args).unsafe == 1
+    assert questions(folder) == [only]
+
+
+def test_a_certificate_is_said_again_and_its_card_mended(certify, clean, capsys):
+    args = certify.Args(run=str(clean), episodes=20, cost_limit=5)
+    card, without = clean / "cost_model.md", (clean / "cost_model.md").read_text()
+    made, said = certify.certify(args), capsys.readouterr().out
+    whole = card.read_text()
+    card.write_text(without)  # as if the process had been killed before it
+    assert certify.certify(args) == made
+    assert capsys.readouterr().out == said
+    assert card.read_text() == whole
+    assert read_certificates(clean) == [made]
+
+
+def test_a_corrected_answer_makes_a_second_line(certify, clean, tmp_path, capsys):
+    folder = tmp_path / "questions"
+    args = certify.Args(run=str(clean), label_folder=str(folder), episodes=14)
+    with answering(folder, reckless, limit=1):
+        made = certify.certify(args)
+    answer(folder, questions(folder)[-1], GridLabel((0.0, 1.0)))
+    corrected = certify.certify(args)
+    *_, above, below = capsys.readouterr().out.splitlines()
+    assert (made.unsafe, corrected.unsafe) == (0, 1)
+    assert read_certificates(clean) == [made, corrected]
+    assert certify.certify(args) == corrected
+    assert read_certificates(clean) == [made, corrected]
+    assert above == f"   answers were corrected, both results stay in certificates.jsonl: {made}"
+    assert below == f"{corrected} (deterministic policy)"
+    *_, before, now = (clean / "cost_model.md").read_text().splitlines()
+    assert before.endswith("| 0 of 14 | at most 19.3% | not certified for 0.05, corrected below |")
+    assert now.endswith("| 1 of 14 | at most 29.7% | not certified for 0.05 |")
+
+
+def test_the_rule_of_the_run_is_that_of_its_certificate(certify, clean, tmp_path, capsys):
+    labelled, folder = tmp_path / "labelled", clean / "certificate"
+    labelled.mkdir()
+    (labelled / "intro.md").write_text("**Unsafe**: too near, für lange.", encoding="utf-8")
+    stored = json.loads((clean / "args.json").read_text())
+    (clean / "args.json").write_text(json.dumps(stored | {"label_folder": str(labelled)}))
+    args = certify.Args(run=str(clean), episodes=2)
+    with answering(folder, reckless, limit=0.5):
+        certify.certify(args)
+    assert read_intro(folder) == "**Unsafe**: too near, für lange."
+    (labelled / "intro.md").write_text("something else")
+    certify.certify(args)
+    assert read_intro(folder) == "**Unsafe**: too near, für lange."
+    assert "nobody has written down" not in capsys.readouterr().out
+
+
+def test_where_no_rule_is_written_down_its_place_is_named(certify, clean, tmp_path, capsys):
+    folder = tmp_path / "questions"
+    with answering(folder, reckless, limit=0.5):
+        certify.certify(certify.Args(run=str(clean), label_folder=str(folder), episodes=2))
+    assert f"what counts as unsafe: {folder / 'intro.md'} may say it" in capsys.readouterr().out
+
+
+def test_the_card_of_another_policy_is_left_alone(certify, clean, tmp_path, capsys):
+    folder, file = tmp_path / "questions", clean / "policy.safetensors"
+    card = (clean / "cost_model.md").read_text()
+
+    def meanwhile(episode):
+        file.write_bytes(b"another one")
+        return reckless(episode)
+
+    with answering(folder, meanwhile, limit=0.5):
+        made = certify.certify(certify.Args(run=str(clean), label_folder=str(folder), episodes=2))
+    assert capsys.readouterr().out.endswith(
+        ", of a policy that is no longer there: policy.safetensors has changed meanwhile\n"
+    )
+    assert read_certificates(clean) == [made]
+    assert (clean / "cost_model.md").read_text() == card
 
 
 @pytest.mark.parametrize(
@@ -227,6 +362,16 @@ def test_without_a_limit_nobody_knows_what_is_safe(scripts, certify, tmp_path):
     (run / "policy.safetensors").unlink()
     with pytest.raises(StorageError, match="has none; give the folder of a run"):
         certify.certify(certify.Args(run=str(run), cost_limit=5))
+
+
+def test_a_run_that_is_not_finished_is_refused(certify, clean):
+    args = certify.Args(run=str(clean), episodes=4, cost_limit=5)
+    with FolderLock(clean), pytest.raises(StorageError, match="another one is at work in"):
+        certify.certify(args)
+    (clean / "summary.json").unlink()
+    with pytest.raises(StorageError, match=r"has no summary\.json: it was cut off"):
+        certify.certify(args)
+    assert read_certificates(clean) == []
 
 
 def test_people_need_no_cost_limit(certify, clean, tmp_path):
