@@ -48,7 +48,7 @@ class LagrangeMultiplier:
 
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
-        initial: First λ, in (0, cap]; with `lr=0` 0, too.
+        initial: First λ, in (0, cap] and finite; with `lr=0` 0, too.
         cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
             Far above 3 the reward hardly counts, and a policy follows a learned cost's errors.
 
@@ -59,10 +59,9 @@ class LagrangeMultiplier:
     def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 3.0) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
         require_in("(0, inf]", cap=cap, remedy="inf is no cap")
+        above, to = "(" if lr else "[", "]" if cap < math.inf else ")"
         require_in(
-            f"{'(' if lr else '['}0, {cap}]",
-            initial=initial,
-            remedy="λ moves by factors, up to its cap",
+            f"{above}0, {cap}{to}", initial=initial, remedy="λ moves by factors, up to its cap"
         )
         self._lr = lr
         self._cap = cap

@@ -162,6 +162,12 @@ def test_a_start_out_of_bounds_is_refused(initial):
         LagrangeMultiplier(initial=initial)
 
 
+@pytest.mark.parametrize("lr", [0.0, 0.1])
+def test_an_infinite_start_is_refused_without_a_cap_too(lr):
+    with pytest.raises(ValueError, match=r"initial must lie in .0, inf\), got inf; λ moves"):
+        LagrangeMultiplier(lr=lr, initial=math.inf, cap=math.inf)
+
+
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan])
 def test_a_cap_of_nothing_is_refused(cap):
     with pytest.raises(ValueError, match=r"cap must lie in \(0, inf\], got .*; inf is no cap"):
