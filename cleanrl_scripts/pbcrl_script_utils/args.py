@@ -126,6 +126,19 @@ def check_args(args: Any) -> None:
             f"--minibatch-size must be at most num_envs * num_steps = {args.batch_size}, the size "
             f"of a rollout, got {args.minibatch_size}; lower it"
         )
+    if "multiplier_cap" in given:
+        lr, start, cap = (given[f"multiplier_{name}"] for name in ("lr", "initial", "cap"))
+        if start > cap:
+            raise ValueError(
+                "λ starts at --multiplier-initial, which must be at most --multiplier-cap, got "
+                f"{start:g} and {cap:g}; give --multiplier-initial {cap:g}, or raise "
+                "--multiplier-cap"
+            )
+        if start == 0 < lr:
+            raise ValueError(
+                "λ moves by factors, so --multiplier-initial must be > 0 where it moves, got 0; "
+                "give a small one, such as 0.03, or keep λ at 0 by --multiplier-lr 0"
+            )
     if given.get("device") == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             "--device cuda needs a GPU that PyTorch can use, but torch.cuda.is_available() is "
