@@ -44,7 +44,8 @@ class LagrangeMultiplier:
     reward alone nor stand still.
 
     A limit of 0, that of a network's learned cost, is no measure of an excess: the running average
-    of \|J\| is then.
+    of \|J\| is then. Costs that are never negative, such as true ones, then never take λ below
+    `initial`.
 
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.

@@ -99,6 +99,21 @@ def test_with_a_limit_of_0_it_asks_how_large_the_excess_was_of_late():
     assert LagrangeMultiplier().update(0.0) == 1.0  # nothing costs: nothing to move for
 
 
+@law
+@given(costs=st.lists(st.floats(0, 100), max_size=30))
+def test_by_a_limit_of_0_true_costs_never_take_it_below_its_start(costs):
+    """After many updates without a cost, too: the integral falls in none."""
+    multiplier = LagrangeMultiplier()
+    assert min(multiplier.update(cost) for cost in [*costs, *[0.0] * 200]) >= 1.0
+
+
+def test_by_a_limit_of_0_costs_that_go_on_take_it_to_its_cap():
+    """A cost in one update of a hundred: λ rests higher each time, in the end at the cap."""
+    rests = [after(([5.0] + [0.0] * 99) * count, limit=0.0).value for count in (0, 1, 2, 20)]
+    assert 1.0 == rests[0] < rests[1] < rests[2] < 3.0
+    assert rests[-1] == pytest.approx(3.0, abs=0.01)
+
+
 def test_against_a_limit_that_no_policy_meets_it_stops_at_its_cap():
     assert after([12.0] * 1000, cap=3.0).value == 3
 

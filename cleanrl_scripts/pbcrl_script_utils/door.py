@@ -56,8 +56,9 @@ def unmeasurable_limit(args: Any, horizon: int, limit: float) -> str | None:
         return None
     if limit == 0:
         return (
-            "by a limit of 0 no episode may cost anything: every cost raises λ, and nothing but "
-            "its absence lowers it; where a little cost is acceptable, give it as --cost-limit"
+            "by a limit of 0 no episode may cost anything: λ never falls below where it started, "
+            "and ends at its cap if costs go on; where a little cost is acceptable, give it as "
+            "--cost-limit, or set a price by --multiplier-lr 0 and --multiplier-initial"
         )
     episodes = args.batch_size / horizon
     # An iteration with one that costs 1 is then worse than it counts.

@@ -206,8 +206,9 @@ def test_a_limit_that_an_iteration_cannot_measure_is_named(scripts):
 def test_a_limit_of_0_is_possible_and_explained(scripts, tmp_path, capsys):
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, cost_limit=0.0))
     assert (
-        "note: by a limit of 0 no episode may cost anything: every cost raises λ, and nothing but "
-        "its absence lowers it; where a little cost is acceptable, give it as --cost-limit"
+        "note: by a limit of 0 no episode may cost anything: λ never falls below where it started, "
+        "and ends at its cap if costs go on; where a little cost is acceptable, give it as "
+        "--cost-limit, or set a price by --multiplier-lr 0 and --multiplier-initial"
     ) in capsys.readouterr().out
     assert summary(folder)["multiplier"] > 1
 
