@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pbcrl.errors import NonFiniteError, require_in
@@ -48,31 +49,53 @@ class SignalScale:
         """Take note of a rollout, and return what to divide it by.
 
         Args:
-            signals: Rewards and costs, (2, T, N).
-            done: Whether an episode ended at a step, (T, N).
+            signals: Rewards and costs, (2, T, N), of any dtype; T >= 1.
+            done: Whether an episode ended at a step, bool (T, N).
 
         Returns:
             (2, 1, 1), > 0: of a signal that has been 0 all the time it is 1.
 
         Raises:
-            NonFiniteError: If the signals are so large that nothing can be learned from them.
+            ValueError: If a shape, or the dtype of `done`, is another.
+            NonFiniteError: If a signal is NaN or infinite, or so large that nothing can be learned
+                from it. After an error everything is as it was.
         """
-        total, going_on = np.zeros(2), ~done.numpy()
-        for t, step in enumerate(signals.double().numpy().swapaxes(0, 1)):
-            self._sums = self._gamma * self._sums + step
-            total += np.square(self._sums).mean(axis=1)
-            self._sums *= going_on[t]
-        self._rollouts += 1
-        weight = max(1 / self._rollouts, self._forget)
-        self._square += weight * (total / len(going_on) - self._square)
-        if not (self._square < _TOO_LARGE**2).all():
+        values, ends = self._checked(signals, done)
+        sums, total = self._sums, np.zeros(2)
+        for t, step in enumerate(values.swapaxes(0, 1)):
+            sums = self._gamma * sums + step
+            total += np.square(sums).mean(axis=1)
+            sums *= ~ends[t]
+        weight = max(1 / (self._rollouts + 1), self._forget)
+        square = self._square + weight * (total / len(ends) - self._square)
+        if not (square < _TOO_LARGE**2).all():
             raise NonFiniteError(
                 "the squares of discounted sums of rewards and costs must be finite in float32, "
-                f"got sums of {np.sqrt(self._square).max():.1e}; find the huge rewards or costs, "
+                f"got sums of {np.sqrt(square).max():.1e}; find the huge rewards or costs, "
                 "or divide them"
             )
-        scale = np.where(self._square > 0, np.sqrt(self._square), 1.0)
+        self._sums, self._square, self._rollouts = sums, square, self._rollouts + 1
+        scale = np.where(square > 0, np.sqrt(square), 1.0)
         return torch.from_numpy(scale).float()[:, None, None]
+
+    def _checked(self, signals: Tensor, done: Tensor) -> tuple[NDArray[Any], NDArray[Any]]:
+        num_envs = self._sums.shape[1]
+        fits = done.shape[1:] == (num_envs,) and signals.shape == (2, *done.shape)
+        if not fits or not len(done) or done.dtype != torch.bool:
+            raise ValueError(
+                f"a rollout of {num_envs} envs has rewards and costs of shape (2, T, {num_envs}) "
+                f"and bool ends of episodes of shape (T, {num_envs}), with T >= 1, got "
+                f"{tuple(signals.shape)} and {done.dtype} {tuple(done.shape)}; stack the steps "
+                "along T, and compare a done of numbers with 0"
+            )
+        values = signals.double().numpy()
+        if not np.isfinite(values).all():
+            which, t, i = np.argwhere(~np.isfinite(values))[0]
+            raise NonFiniteError(
+                f"rewards and costs must be finite, got a {('reward', 'cost')[which]} of "
+                f"{values[which, t, i]} in step {t} of env {i}; find where it comes from"
+            )
+        return values, done.numpy()
 
     def reset(self) -> None:
         """Forget the sums of unfinished episodes, because all envs have been reset."""

@@ -1,5 +1,7 @@
 """The scale of rewards and costs, in numbers worked out by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,45 @@ def test_the_scale_forgets_and_goes_on_from_its_state():
 def test_rewards_from_which_nothing_can_be_learned_are_refused():
     with pytest.raises(NonFiniteError, match=r"must be finite in float32, got sums of 1\.0e"):
         SignalScale(1, 0.9).update(torch.tensor([[[1e19]], [[0.0]]]), torch.tensor([[False]]))
+
+
+NEVER = torch.zeros((5, 4), dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("shape", "done", "found"),
+    [
+        ((2, 5, 3), NEVER[:, :3], r"\(2, 5, 3\) and torch.bool \(5, 3\)"),
+        ((2, 5, 1), NEVER[:, :1], r"\(2, 5, 1\) and torch.bool \(5, 1\)"),  # is not broadcast
+        ((2, 5, 4), NEVER[:3], r"\(2, 5, 4\) and torch.bool \(3, 4\)"),
+        ((5, 4), NEVER, r"\(5, 4\) and torch.bool \(5, 4\)"),
+        ((2, 0, 4), NEVER[:0], r"T >= 1, got \(2, 0, 4\)"),
+        ((2, 5, 4), NEVER.float(), r"torch.float32 \(5, 4\); stack .* a done of numbers with 0"),
+    ],
+)
+def test_a_rollout_of_another_shape_is_refused(shape, done, found):
+    with pytest.raises(ValueError, match=rf"a rollout of 4 envs has .*{found}"):
+        SignalScale(4, 0.9).update(torch.ones(shape), done)
+
+
+@pytest.mark.parametrize(
+    ("which", "number", "message"),
+    [
+        (0, math.nan, "got a reward of nan in step 2 of env 3; find"),
+        (1, -math.inf, "got a cost of -inf in step 2 of env 3; find"),
+        (1, 1e25, "got sums of "),
+    ],
+)
+def test_a_rollout_that_is_refused_changes_nothing(which, number, message):
+    scale, untouched = SignalScale(4, 0.9), SignalScale(4, 0.9)
+    for one in (scale, untouched):
+        one.update(torch.ones((2, 5, 4)), NEVER)
+    bad = torch.ones((2, 5, 4))
+    bad[which, 2, 3] = number
+    with pytest.raises(NonFiniteError, match=message):
+        scale.update(bad, NEVER)
+    again = [one.update(torch.ones((2, 5, 4)), NEVER) for one in (scale, untouched)]
+    assert torch.equal(*again)
 
 
 def test_after_a_reset_the_sums_begin_again():
