@@ -118,10 +118,14 @@ def resumed(stored: ArgsT, given: ArgsT) -> ArgsT:
     then, now = (dataclasses.asdict(args) for args in (stored, given))  # type: ignore[call-overload]
     folder = Path(then["resume"])
     kept = set(then) - SHOWN - {"resume", "total_timesteps"}
-    if clashing := sorted(name for name in kept if then[name] != now[name]):
+    if clashing := [
+        f"--{name.replace('_', '-')} is {then[name]}, got {now[name]}"
+        for name in sorted(kept)
+        if then[name] != now[name]
+    ]:
         raise ValueError(
-            f"a resumed run keeps its arguments, but {', '.join(clashing)} differ from those in "
-            f"{folder}; leave them out, or start a new run"
+            f"a resumed run keeps its arguments, but in {folder} {', and '.join(clashing)}; "
+            "leave out what differs, or start a new run"
         )
     total, wanted = (args.get("total_timesteps", 0) for args in (then, now))
     changed = {name: now[name] for name in SHOWN & set(now)}

@@ -386,9 +386,14 @@ def test_what_cannot_be_resumed_is_named(scripts, tmp_path):
     (folder / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"but .* was cut off .*; finish it by --resume alone"):
         resume(module, folder, total_timesteps=800)
-    with pytest.raises(ValueError, match="keeps its arguments, but learning_rate, num_envs differ"):
+    differs = (
+        r"but in .*/run --learning-rate is 0\.001, got 1\.0, and --num-envs is 4, got 7; leave"
+    )
+    with pytest.raises(ValueError, match=differs):
         resume(module, folder, learning_rate=1.0, num_envs=7)
-    with pytest.raises(ValueError, match="keeps its arguments, but run_name, runs_dir differ"):
+    with pytest.raises(
+        ValueError, match=r"--run-name is run, got another, and --runs-dir is .*, got"
+    ):
         resume(module, folder, run_name="another", runs_dir=str(tmp_path / "elsewhere"))
     with pytest.raises(StorageError, match=r"takes a run of ppo_lag_pbcrl\.py"):
         resume(scripts.ppo_lag_pbcrl, folder)
