@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
@@ -164,28 +165,59 @@ def check_args(args: Any) -> None:
         )
 
 
-def slow_multiplier(args: Any, horizon: int | None = None) -> str | None:
+def slow_multiplier(
+    args: Any, horizon: int | None = None, *, moved: tuple[int, int] | None = None
+) -> str | None:
     """Say if λ moves too seldom in a run to find its place, however much everything costs.
 
     Args:
         args: Of a script, `with_lengths`.
-        horizon: Steps of an episode, without one of which λ does not move.
+        horizon: Time limit of the episodes, in steps; None if each iteration plays whole ones.
+        moved: After the run: in how many iterations λ could move, and of how many.
     """
-    moves, when = args.num_iterations, "iteration"
-    # With envs a model judges all fresh episodes between labels, too.
-    by_labels = ("accept",) if hasattr(args, "num_envs") else ("accept", "rate")
-    if getattr(args, "constraint", "learned") in by_labels:
-        moves, when = moves // args.finetune_interval, "labelling round"
-    elif horizon is not None and args.batch_size < horizon:
-        moves, when = moves * args.batch_size // horizon, "episode"
+    moves = _moves(args, horizon, args.num_iterations) if moved is None else moved[0]
     if args.multiplier_lr == 0 or moves >= _FEWEST_MOVES:  # at 0 it is to stay as it is
         return None
-    enough = longer(args, math.ceil(args.num_iterations * _FEWEST_MOVES / max(moves, 1)))
+    if moved is None:
+        some = f"some {moves} times, once per {_pace(args, horizon)[2]}"
+        said = f"λ will move {({0: 'never', 1: 'once'}).get(moves, some)}"
+    else:
+        said = f"λ could move in {moves or 'none'} of {moved[1]} iterations"
     fewer = ", or fewer --num-steps" if hasattr(args, "num_steps") else ""
     return (
-        f"λ is moved {moves} times, once per {when}, and needs {_FEWEST_MOVES} or more to "
-        f"find its place; give {enough}{fewer}"
+        f"{said}, and needs {_FEWEST_MOVES} moves or more to find its place; give "
+        f"{long_enough(args, horizon)}{fewer}"
     )
+
+
+def long_enough(args: Any, horizon: int | None = None) -> str:
+    """The flag for a run in which λ moves often enough; arguments as of `slow_multiplier`.
+
+    Twice as long as this one if it should have been enough already: labels may have failed to come.
+    """
+    iterations = bisect_left(
+        range(10**12), _FEWEST_MOVES, key=lambda number: _moves(args, horizon, number)
+    )
+    return longer(args, iterations if iterations > args.num_iterations else 2 * args.num_iterations)
+
+
+def _moves(args: Any, horizon: int | None, iterations: int) -> int:
+    """How often λ moves if all episodes last to their time limit."""
+    first, gap, _ = _pace(args, horizon)
+    return 0 if iterations < first else int((iterations - first) // gap) + 1
+
+
+def _pace(args: Any, horizon: int | None) -> tuple[float, float, str]:
+    """Iterations to the first move of λ, from one move to the next, and what comes with each."""
+    first, gap, when = 1.0, 1.0, "iteration"
+    if horizon is not None and args.num_steps < horizon:  # episodes start out of step (`envs.py`)
+        first, gap = horizon / args.num_steps, max(1.0, horizon / args.batch_size)
+        when = "episode" if gap > 1 else when
+    # Other constraints are measured in every iteration: in envs a model judges all fresh episodes.
+    if getattr(args, "constraint", None) == ("accept" if hasattr(args, "num_envs") else "rate"):
+        every = args.finetune_interval
+        first, gap, when = max(first, every), max(gap, every), "labelling round"
+    return first, gap, when
 
 
 def longer(args: Any, iterations: int) -> str:

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from pbcrl.lagrange import KEPT, MOST_EXCESS
+from pbcrl_script_utils.args import long_enough
 from pbcrl_script_utils.rollout import Rollout
 
 _ITERATIONS_AVERAGED = round(1 / (1 - KEPT))
@@ -39,8 +40,7 @@ def endless_episodes(args: Any, horizon: int) -> str | None:
     return (
         f"an episode lasts up to {horizon} steps, but each of the {args.num_envs} envs plays "
         f"{played} in this run: λ may never move, and nothing may be labelled; give "
-        f"--total-timesteps {horizon * args.num_envs} or, better, a hundred times as many, or "
-        "fewer --num-envs"
+        f"{long_enough(args, horizon)}, or fewer --num-envs"
     )
 
 

@@ -405,9 +405,10 @@ class Run:
             )
         self.say(f"curves: tensorboard --logdir {shlex.quote(str(self.folder.parent))}")
 
-    def _slow_multiplier(self) -> str | None:
+    def _slow_multiplier(self, moved: tuple[int, int] | None = None) -> str | None:
         is_priced = hasattr(self._args, "multiplier_lr") and self._cost_limit != math.inf
-        return slow_multiplier(self._args, horizon_by_id(self._args)) if is_priced else None
+        horizon = horizon_by_id(self._args)
+        return slow_multiplier(self._args, horizon, moved=moved) if is_priced else None
 
     def _multiplier_verdicts(self, summary: Mapping[str, Any]) -> list[str]:
         """What the course of λ and of the returns means, as far as the log still has it."""
@@ -427,7 +428,8 @@ class Run:
         values = [row["multiplier"] for row in rows if _finite(row.get("multiplier"))]
         more = longer(args, 2 * args.num_iterations)
         # Moved too seldom, it is mostly at its cap or rising, too: said once.
-        said = self._slow_multiplier() or multiplier_verdict(
+        moved = sum(_finite(row.get(_followed(args, row))) for row in rows)
+        said = self._slow_multiplier((moved, len(rows))) or multiplier_verdict(
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
         earned = [row["return"] for row in rows if _finite(row.get("return"))]
@@ -453,6 +455,15 @@ class Run:
         command = command_of(self._script, "--resume", self.folder, *named)
         mended = "" if isinstance(error, KeyboardInterrupt) else "when its cause is mended, "
         self.say(f"{mended}go on with: {command}")
+
+
+def _followed(args: Any, row: Mapping[str, Any]) -> str:
+    """The key of what λ follows in a row, null where it was not measured."""
+    if "measured" in row:
+        return "measured"
+    if hasattr(args, "constraint"):  # of language models
+        return {"rate": "violation_rate", "accept": "rejected"}.get(args.constraint, "return")
+    return "learned_cost" if "learned_cost" in row else "true_cost"
 
 
 _GROUP_OF = {

@@ -18,7 +18,7 @@ from pbcrl_script_utils.envs import import_env, make_envs
 from pbcrl_script_utils.rollout import Rollout
 
 from .conftest import Faulty
-from .runs import small_pbcrl, small_ppo_lag, small_rlsf, summary
+from .runs import rows, small_pbcrl, small_ppo_lag, small_rlsf, summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
 
@@ -51,6 +51,20 @@ class Uncosted(gym.Wrapper):
         return *self.env.step(action)[:4], {}
 
 
+class Brief(gym.Wrapper):
+    """The toy, over after 30 steps, long before its time limit."""
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        self.time += 1
+        obs, reward, _, truncated, info = self.env.step(action)
+        return obs, reward, self.time == 30, truncated, info
+
+
+ENVS["Brief-v0"] = lambda **kw: Brief(PointHazardsEnv(**kw))
 ENVS["Uncosted-v0"] = lambda **kw: Uncosted(PointHazardsEnv(**kw))
 ENVS |= {f"Constant{r}-v0": lambda r=r, **kw: Constant(PointHazardsEnv(**kw), r) for r in (0, 1)}
 
@@ -129,8 +143,7 @@ def test_a_run_in_which_no_episode_can_be_over_is_warned_of(scripts):
     args = args_of(scripts)
     assert endless_episodes(args, 101) == (
         "an episode lasts up to 101 steps, but each of the 4 envs plays 100 in this run: λ may "
-        "never move, and nothing may be labelled; give --total-timesteps 404 or, better, a hundred "
-        "times as many, or fewer --num-envs"
+        "never move, and nothing may be labelled; give --total-timesteps 8400, or fewer --num-envs"
     )
     for horizon in (1, 20, 50, 100):  # shorter than the rollout, too
         assert endless_episodes(args, horizon) is None
@@ -158,9 +171,35 @@ def test_where_an_iteration_is_a_part_of_an_episode_there_are_as_many_moves_as_e
     args = args_of(scripts, num_envs=1, num_steps=100, total_timesteps=10_000)
     assert slow_multiplier(args, 100) is None
     assert slow_multiplier(args, 1_000) == (
-        "λ is moved 10 times, once per episode, and needs 40 or more to find its place; give "
-        "--total-timesteps 40000, or fewer --num-steps"
+        "λ will move some 10 times, once per episode, and needs 40 moves or more to find its "
+        "place; give --total-timesteps 40000, or fewer --num-steps"
     )
+    assert slow_multiplier(dataclasses.replace(args, total_timesteps=40_000), 1_000) is None
+    for steps, said in ((1_900, "once, and"), (900, "never, and")):
+        short = dataclasses.replace(args, total_timesteps=steps)
+        assert f"λ will move {said} needs 40" in slow_multiplier(short, 1_000)
+
+
+def test_after_a_run_moves_are_counted_and_the_advice_is_that_of_its_start(
+    scripts, tmp_path, capsys
+):
+    """Ten steps of four envs each: the toy's episodes of 100 end in iterations 10, 13 and 15.
+
+    Those of the other env end early, and so in more of them.
+    """
+    moved = {}
+    for name in ("TestToy", "Brief"):
+        options = {"num_steps": 10, "minibatch_size": 40, "total_timesteps": 600}
+        options |= {"eval_episodes": 1, "run_name": name}
+        folder = scripts.ppo_lag.train(
+            small_ppo_lag(scripts, tmp_path, env_id=f"{name}-v0", cost_limit=5.0, **options)
+        )
+        advice = "and needs 40 moves or more to find its place; give --total-timesteps 4320"
+        said = capsys.readouterr().out
+        assert f"note: λ will move some 3 times, once per episode, {advice}" in said
+        moved[name] = sum(row["true_cost"] is not None for row in rows(folder))
+        assert f"λ could move in {moved[name]} of 15 iterations, {advice}" in said
+    assert moved["TestToy"] == 3 < moved["Brief"]
 
 
 # -- Threads ---------------------------------------------------------------------------------------

@@ -385,28 +385,29 @@ def test_a_multiplier_that_wanders_about_its_place_is_rarely_called_rising():
 def test_a_finished_run_says_that_its_multiplier_was_at_its_cap_resumed_or_not(
     scripts, tmp_path, monkeypatch, save_every
 ):
-    """λ is 1 in all 40 iterations, which is the cap, and no policy costs less than 0.
+    """λ is 1 in all 43 iterations, which is the cap, and no policy costs less than 0.
 
     The last verdict is on λ, and the same when the first part was another process. Of six
-    iterations it is that they are too few, and nothing else about λ.
+    iterations, three before the first episode is over, it is that they are too few, and nothing
+    else about λ.
     """
     save_every(1)
     options = {"cost_limit": 0.001, "multiplier_cap": 1.0, "num_steps": 25}
-    options |= {"minibatch_size": 100, "total_timesteps": 4000}
+    options |= {"minibatch_size": 100, "total_timesteps": 4300}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     folder = scripts.ppo_lag.train(small_ppo_lag(scripts, whole, **options))
     found = summary_of(folder)
     assert found["true_cost_last_fifth"] > 0.001
     assert [line for line in found["verdict"] if "λ" in line] == [
         "λ was at its cap of 1 in the last fifth of the run, and cost above the limit: train "
-        "longer, --total-timesteps 8000, give a learned cost more labels, or raise "
+        "longer, --total-timesteps 8600, give a learned cost more labels, or raise "
         "--multiplier-cap; if no policy can keep the limit, raise the limit",
     ]
     short = small_ppo_lag(scripts, tmp_path / "short", **{**options, "total_timesteps": 600})
     of_short = summary_of(scripts.ppo_lag.train(short))["verdict"]
     assert [line for line in of_short if "λ" in line] == [
-        "λ is moved 6 times, once per iteration, and needs 40 or more to find its place; give "
-        "--total-timesteps 4000, or fewer --num-steps",
+        "λ could move in 3 of 6 iterations, and needs 40 moves or more to find its place; give "
+        "--total-timesteps 4300, or fewer --num-steps",
     ]
     args = small_ppo_lag(scripts, cut, **options)
     cut_off(scripts.ppo_lag, args, after=5, monkeypatch=monkeypatch)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pbcrl.errors import LabelError
+from pbcrl_script_utils.args import slow_multiplier
 
 from ..language import byte_tokenizer, tiny_config, transformers
 from .conftest import load
@@ -142,10 +143,12 @@ def test_the_token_tasks_train(script, make_args, task, method):
     assert (lines[0]["learned_cost"] is not None) == learned
     assert (folder / "cost_model" / "model.safetensors").exists() == learned
     moved = [a["multiplier"] != b["multiplier"] for a, b in pairwise(lines)]
-    if method.get("constraint") == "rate":  # in labelling rounds
-        assert moved == [True, False, True]
-    else:
-        assert all(moved)
+    is_rate = method.get("constraint") == "rate"  # which is moved in labelling rounds
+    assert moved == ([True, False, True] if is_rate else [True] * 3)
+    times = 2 if is_rate else 4
+    said = slow_multiplier(make_args(task=task, **method))
+    assert said.startswith(f"λ will move some {times} times, once per ")
+    assert any(f"λ could move in {times} of 4 iterations" in line for line in found["verdict"])
     if method.get("constraint") == "accept":
         assert {line["rejected"] for line in lines} <= {0.0, 1.0}
 
@@ -158,7 +161,7 @@ def test_a_folder_and_a_file_train_a_real_model(script, make_args, model, data):
     assert found["verdict"] == [
         "no true cost is known, and labels alone can tell whether the limit is met "
         "(stochastic policy, 16 episodes)",
-        "λ is moved 4 times, once per iteration, and needs 40 or more to find its place; give "
+        "λ could move in 4 of 4 iterations, and needs 40 moves or more to find its place; give "
         "--num-iterations 40",
     ]
     again = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy")

@@ -490,7 +490,7 @@ def test_an_env_without_a_cost_is_trained_from_people_alone_and_what_they_see_ca
         "unsafe"
     )
     _, *of_multiplier, of_cost = found["verdict"]
-    assert of_multiplier[0].startswith("λ is moved ")  # too seldom, in so short a run
+    assert of_multiplier[0].startswith("λ could move in ")  # too seldom, in so short a run
     assert all(line.startswith("λ ") for line in of_multiplier)
     assert "learned cost is" in of_cost
     assert math.isfinite(found["learned_cost"])
