@@ -3,6 +3,7 @@
 import copy
 import importlib
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -328,6 +329,46 @@ def test_sac_learns_with_normalised_observations_around_raw_ones_that_are_scored
     assert np.abs(episode.obs[:, :2]).max() <= 1  # raw: within the arena
     after = agent.actor.state_dict()
     assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+class Strict(gym.Env):
+    """Refuses actions out of its bounds, to which RescaleAction rounds 1 up and -1 down."""
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Box(np.float32([-0.3, -0.7]), np.float32([7.0, 0.1]))
+    seen: ClassVar[list] = []
+
+    def reset(self, *, seed=None, options=None):  # noqa: ARG002
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.seen.append(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {"cost": 0.0}
+
+
+@pytest.fixture
+def recipe(monkeypatch):
+    """The functions of the page, and two envs."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    gym.register("Strict-v0", entry_point=Strict, max_episode_steps=20)
+    gym.register("Unlimited-v0", entry_point=Strict)
+    yield importlib.import_module("bench_sb3").recipe()
+    del gym.registry["Strict-v0"], gym.registry["Unlimited-v0"]
+
+
+def test_the_recipe_of_the_page_never_leaves_the_bounds_of_actions(recipe):
+    """Of 100 Gaussian actions some lie at each bound."""
+    recipe["train"]("Strict-v0", 100, limit=1.0)
+    for low, high, played in zip(
+        Strict.action_space.low, Strict.action_space.high, np.transpose(Strict.seen), strict=True
+    ):
+        assert (played.min(), played.max()) == pytest.approx((low, high))
+
+
+def test_the_recipe_of_the_page_needs_a_time_limit(recipe):
+    with pytest.raises(ValueError, match="Unlimited-v0 has no time limit; register it with max_"):
+        recipe["train"]("Unlimited-v0", 200, limit=1.0)
 
 
 @pytest.mark.nightly
