@@ -343,6 +343,7 @@ def test_marked_steps_come_with_the_answers_about_a_pair(page, tmp_path):
         given | {"unsafe": [[[0.5, 1]], None]},
         given | {"unsafe": [None]},
         given | {"answers": [1]},
+        given | {"unsafe": [[], []]},
         {"unsafe": [None, None]},
     ):
         status, found = page.answer(1, wrong, token="a")

@@ -111,6 +111,11 @@ def test_an_answer_that_was_given_elsewhere_in_the_meantime_is_not_overwritten(t
     [
         (Label(1, 0, 1), "left is safer, yet it is unsafe and right is safe: that cannot be"),
         (Label(0, 1, 0), "right is safer, yet it is unsafe and left is safe: that cannot be"),
+        (Label(1, 1, 0, (), ()), "right is unsafe, yet each of its steps is safe: mark the unsafe"),
+        (
+            Label(0, 0, 1, (), None),
+            "left is unsafe, yet each of its steps is safe: mark the unsafe",
+        ),
     ],
 )
 def test_an_answer_that_contradicts_itself_is_asked_back(tmp_path, label, message):
@@ -118,6 +123,14 @@ def test_an_answer_that_contradicts_itself_is_asked_back(tmp_path, label, messag
     with pytest.raises(LabelError, match=message):
         store.answer(1, label, annotator="Ada")
     assert store.num_events == 0
+
+
+def test_a_safe_episode_may_have_unsafe_moments_and_one_that_nobody_can_tell_none(tmp_path):
+    """The limit may be above 0."""
+    store = asked(tmp_path, 1)
+    given = Label(0.5, 1.0, NAN, ((0, 1),), ())
+    store.answer(1, given, annotator="Ada")
+    assert repr(store.labels()) == repr({1: given})
 
 
 def test_what_cannot_be_an_answer_is_refused(tmp_path):
@@ -202,8 +215,10 @@ def test_a_step_is_marked_by_several_people_if_most_of_them_mark_it():
     said = [((1, 3),), ((1, 3), (5, 6)), ((2, 4),), None]
     found = combined([Label(NAN, 0, NAN, one) for one in said])
     assert (found.first_unsafe, found.second_unsafe) == (((1, 3),), None)
-    nothing = combined([Label(NAN, 0, NAN, ()), Label(NAN, 0, NAN, ((0, 1),))])
+    nothing = combined([Label(NAN, 1, NAN, ()), Label(NAN, 1, NAN, ((0, 1),))])
     assert nothing.first_unsafe == ()  # a tie
+    apart = combined([Label(NAN, 0, NAN, ((1, 2),)), Label(NAN, 0, NAN, ((0, 1),))])
+    assert apart.first_unsafe is None  # unsafe, and nobody knows where
 
 
 def test_marked_steps_are_kept_with_the_answer_about_a_pair(tmp_path):
@@ -995,7 +1010,7 @@ def test_unsafe_moments_are_typed_at_the_terminal(tmp_path, type_answers):
     shown = type_answers(tmp_path, "n\nn\n2\n0:5 /\n0:1\n2:3 0:1 /\n")
     assert "that cannot be: unsafe stretches lie within their trajectory" in shown
     assert shown.count("that cannot be") == 2
-    assert store.labels() == {1: Label(0, 0, 0, ((0, 1), (2, 3)), ())}
+    assert store.labels() == {1: Label(0, 0, 0, ((0, 1), (2, 3)), None)}
 
 
 def test_a_second_annotator_s_command_is_refused(tmp_path):

@@ -555,7 +555,11 @@ const done = act(async () => {
     return;
   }
   const answers = PARTS[question.kind].map(given);
-  await answered(chosen.unsafe ? { answers, unsafe: chosen.unsafe } : answers);
+  if (!chosen.unsafe) return answered(answers);
+  // Of a clip without marks, all is safe only where the person says so.
+  const safe = [given("first_safe"), given("second_safe")];
+  const unsafe = chosen.unsafe.map((one, i) => (one.length || safe[i] === 1 ? one : null));
+  await answered({ answers, unsafe });
 });
 
 async function answered(answer) {

@@ -99,7 +99,8 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
     The preference is their mean: the cross-entropy is linear in it, so that training on the mean is
     training on all of them. A safety label, and an answer about a batch or in a grid, is what most
     of them say, and not given if as many say the opposite. "Can't tell" does not count. A step is
-    marked if more than half of those mark it who were to mark the steps.
+    marked if more than half of those mark it who were to mark the steps. Of an unsafe trajectory
+    of which no step is, nothing is known of the steps.
 
     Args:
         labels: At least one, all of the same kind.
@@ -118,23 +119,25 @@ def combined(labels: Sequence[AnyLabel]) -> AnyLabel:
         columns = zip(*(one.safe for one in labels if isinstance(one, GridLabel)), strict=True)
         return GridLabel(tuple(majority([v for v in c if not math.isnan(v)]) for c in columns))
     preferences = given("preference")
+    first, second = majority(given("first_safe")), majority(given("second_safe"))
     return Label(
         sum(preferences) / len(preferences) if preferences else math.nan,
-        majority(given("first_safe")),
-        majority(given("second_safe")),
-        _most_marked(one.first_unsafe for one in labels if isinstance(one, Label)),
-        _most_marked(one.second_unsafe for one in labels if isinstance(one, Label)),
+        first,
+        second,
+        _most_marked((one.first_unsafe for one in labels if isinstance(one, Label)), safe=first),
+        _most_marked((one.second_unsafe for one in labels if isinstance(one, Label)), safe=second),
     )
 
 
-def _most_marked(given: Iterable[Stretches | None]) -> Stretches | None:
+def _most_marked(given: Iterable[Stretches | None], *, safe: float) -> Stretches | None:
     """The steps that more than half of those who marked any trajectory marked."""
     known = [one for one in given if one is not None]
     if not known:
         return None
     steps = max([0, *(end for one in known for _, end in one)])
     votes = np.sum([unsafe_steps(one, steps) for one in known], axis=0)
-    return unsafe_stretches(votes > len(known) / 2)
+    # None of an unsafe trajectory: they disagree about where, or the store let it pass once.
+    return unsafe_stretches(votes > len(known) / 2) or (None if safe == 0 else ())
 
 
 @dataclass

@@ -108,8 +108,15 @@ def contradiction(label: AnyLabel) -> str | None:
     """Say in which way an answer contradicts itself, or None if it does not."""
     if not isinstance(label, Label):
         return None
+    safe = label.first_safe, label.second_safe
+    for side, is_safe, marked in zip(("left", "right"), safe, label.unsafe, strict=True):
+        if is_safe == 0 and marked == ():
+            return (
+                f"{side} is unsafe, yet each of its steps is safe: mark the unsafe ones, or leave "
+                "its marks out (None)"
+            )
     safer = {(1.0, 0.0, 1.0): ("left", "right"), (0.0, 1.0, 0.0): ("right", "left")}
-    found = safer.get((label.preference, label.first_safe, label.second_safe))
+    found = safer.get((label.preference, *safe))
     if found is None:
         return None
     return f"{found[0]} is safer, yet it is unsafe and {found[1]} is safe: that cannot be"

@@ -92,7 +92,12 @@ def _answer(question: Question, lengths: Sequence[int]) -> AnyLabel:
     first = _choose("is 1 safe? y, n or Enter (can't tell): ", _YES_NO)
     second = _choose("is 2 safe? y, n or Enter (can't tell): ", _YES_NO)
     preference = _preference(first, second)
-    return Label(preference, first, second, *_moments(lengths))
+    # Of an episode without marks, all is safe only where the person says so.
+    marked = [
+        None if one == () and safe != 1 else one
+        for one, safe in zip(_moments(lengths), (first, second), strict=True)
+    ]
+    return Label(preference, first, second, *marked)
 
 
 def _preference(first: float, second: float) -> float:

@@ -100,7 +100,10 @@ def judge(question: dict[str, Any], args: Args, rng: np.random.Generator) -> Any
             break
     if not args.marks:
         return answers
-    return {"answers": answers, "unsafe": [unsafe_stretches(one) for one in seen]}
+    # Who calls an episode unsafe by mistake has no step to mark.
+    both = zip(seen, answers[1:], strict=True)
+    marked = [unsafe_stretches(one) or (() if is_safe else None) for one, is_safe in both]
+    return {"answers": answers, "unsafe": marked}
 
 
 def answer_all(page: Page, args: Args, rng: np.random.Generator) -> list[str]:
