@@ -102,6 +102,21 @@ def test_waiting_for_people_ends_with_the_last_answer_in_the_order_of_the_querie
     assert said == [f"waiting for people: 0 of 2 answered; {where}"]
 
 
+def test_the_page_s_command_names_the_env_s_own_module_after_a_restart_too(tmp_path):
+    def play_again(one):
+        return Replay("not_installed_skater:Skater-v0", seed=int(one.obs[0, 0]))
+
+    folder = tmp_path / "who said so"
+    for asks in (play_again, None):  # a later process knows by the folder alone
+        said = []
+        oracle = FolderOracle(folder, show=asks, say=said.append)
+        oracle.submit([query(1, 2)])
+        oracle.collect(wait=0.01)
+        oracle.close()
+        command = f"python -m pbcrl.label '{folder}' --env-id not_installed_skater:Skater-v0"
+        assert [line.split("the page: ")[1] for line in said] == [command]
+
+
 def test_a_wait_that_is_over_brings_what_was_answered(tmp_path):
     oracle = FolderOracle(tmp_path, poll_seconds=0.01)
     first, second = oracle.submit([query(1, 2), query(3, 4)])

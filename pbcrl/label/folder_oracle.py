@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast, final
 from weakref import finalize
@@ -20,6 +22,7 @@ import numpy as np
 from pbcrl.buffer import Pairs
 from pbcrl.data.label_log import check_left, checked_budget, trajectory_digest
 from pbcrl.env_modules import env_id_flag
+from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.standing import Kind
@@ -87,7 +90,6 @@ class FolderOracle:
         self._submitted = 0
         self._open: dict[int, int] = {}  # the store's number of each that waits, by ours
         self._labels: dict[int, AnyLabel] = {}
-        self._flag: list[str] = []  # by which whoever draws the clips names the env's module
         self._num_events = -1  # that `_labels` knows
         self._use(run)
 
@@ -215,7 +217,6 @@ class FolderOracle:
             shown = self._show(one)
             if isinstance(shown, Replay):
                 replays[digest] = shown.to_bytes()
-                self._flag = env_id_flag(shown.env_id)
             elif shown is not None:
                 draw_frames(self.folder, digest, shown, steps=len(one))
         return replays
@@ -230,12 +231,22 @@ class FolderOracle:
             if missing == 0 or now >= end:
                 return found
             if self._say is not None and answered != said[0] and now - said[1] >= 10:
-                command = " ".join(["python -m pbcrl.label", str(self.folder), *self._flag])
                 self._say(
-                    f"waiting for people: {answered} of {len(asked)} answered; the page: {command}"
+                    f"waiting for people: {answered} of {len(asked)} answered; the page: "
+                    f"{self._command(asked)}"
                 )
                 said = answered, now
             time.sleep(min(self._poll_seconds, max(end - now, 0)))
+
+    def _command(self, asked: list[int]) -> str:
+        """What to type for the page; the env's module is named in it if it is not installed."""
+        words = ["python", "-m", "pbcrl.label", str(self.folder)]
+        digests = (one for number in asked for one in self.store.question(number).members)
+        with suppress(CorruptFileError):  # the page shows curves, then
+            for replay in filter(None, map(self.store.replay, digests)):
+                words += env_id_flag(Replay.from_bytes(replay).env_id)
+                break
+        return shlex.join(words)
 
     def _found(self) -> dict[int, AnyLabel]:
         """The labels so far, by the store's number."""
