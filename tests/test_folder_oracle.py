@@ -71,6 +71,20 @@ def test_a_budget_belongs_to_a_run_and_the_answers_to_all_of_them(tmp_path):
     assert FolderOracle(tmp_path, budget=2, run="seed 0").queries_used == 1
 
 
+def test_questions_that_nobody_waits_for_come_after_those_of_the_run_that_waits(tmp_path):
+    def order_after(run, asks):
+        oracle = FolderOracle(tmp_path, run=run)
+        oracle.submit([query(one, 9) for one in asks])
+        found = [question.id for question in oracle.store.open_for("Ada")]
+        oracle.close()
+        return found
+
+    assert order_after("killed", [1, 2, 3]) == [1, 2, 3]
+    assert order_after("waiting", [3, 4]) == [3, 4, 1, 2]
+    assert order_after("killed", [2]) == [1, 2, 3, 4]  # resumed: what it asks again is its own
+    assert FolderOracle(tmp_path, run="killed").queries_used == 3
+
+
 def test_a_correction_holds_until_the_answer_is_collected_and_then_for_later_runs(tmp_path):
     oracle = FolderOracle(tmp_path)
     oracle.submit([query(1, 2)])

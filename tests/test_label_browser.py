@@ -216,6 +216,22 @@ def test_a_contradiction_and_a_missing_answer_are_asked_back(browser, tmp_path):
         assert LabelStore(tmp_path).labels() == {1: Label(0, 0, 1)}
 
 
+def test_what_an_earlier_run_has_left_comes_last_and_is_counted_apart(browser, tmp_path):
+    fill(tmp_path, 2)
+    later = FolderOracle(tmp_path, run="later")
+    later.submit([Query(episode(3), episode(0))])  # drawn, but no question yet
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        told = page.inner_text("#told")
+        assert told == "0 answered · 1 left · 2 open questions of another run"
+        for key in ("1", "8", "ArrowUp", "Enter"):
+            page.keyboard.press(key)
+        answered(page, 1)
+        assert "· 0 left ·" in page.inner_text("#told")
+        assert page.inner_text("#title") == "Question 1"  # after the third
+        assert len(later.collect()) == 1
+
+
 def test_two_tabs_of_one_person_and_another_person_get_different_questions(browser, tmp_path):
     fill(tmp_path, 4)
     with serving(tmp_path) as url, opened(browser, url) as first:

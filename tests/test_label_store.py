@@ -392,6 +392,25 @@ def test_what_was_put_off_comes_after_all_others(tmp_path):
     assert (store.num_open(), store.labels()) == (3, {})
 
 
+def test_what_the_run_that_asked_last_waits_for_comes_before_what_an_earlier_one_has_left(tmp_path):
+    """Also after a restart of the earlier one, which asks for its own again."""
+    pairs = [("pair", (episode(2 * i), episode(2 * i + 1))) for i in range(5)]
+    store, page = LabelStore(tmp_path, create=True), LabelStore(tmp_path)
+    store.ask(pairs[:3], run="killed")
+    store.ask(pairs[2:], run="waiting")
+    page.skip(4, annotator="Ada")
+
+    def order():
+        return [question.id for question in page.open_for("Ada")]
+
+    assert order() == [3, 5, 4, 1, 2]
+    assert page.next_for("Ada").id == 3
+    assert page.progress("Ada", most=2)[2:5] == (5, 2, [page.question(3), page.question(5)])
+    store.ask(pairs[1:2], run="killed")
+    assert order() == [3, 1, 2, 5, 4]  # the third is under way, and both have asked it
+    assert store.asked("waiting") == [page.question(number) for number in (3, 4, 5)]
+
+
 # -- For other programs ------------------------------------------------------------------------
 
 

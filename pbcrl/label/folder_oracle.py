@@ -195,11 +195,10 @@ class FolderOracle:
         costs = {digest: _cost(kind, len(members)) for digest, (kind, members) in new.items()}
         check_left(self.budget, used=self.queries_used, asked=sum(costs.values()))
         replays = self._drawn([one for _, members in new.values() for one in members])
-        numbers = self.store.ask(
-            list(new.values()), run=self._run, wanted=self._annotators, replays=replays
-        )
-        for digest, number in zip(new, numbers, strict=True):
-            self._asked[digest] = number, costs[digest]
+        # All of them: what is waited for comes before what other runs have asked.
+        numbers = self.store.ask(questions, run=self._run, wanted=self._annotators, replays=replays)
+        number_of = dict(zip(digests, numbers, strict=True))
+        self._asked |= {digest: (number_of[digest], cost) for digest, cost in costs.items()}
         ours = list(range(self._submitted, self._submitted + len(questions)))
         self._submitted += len(questions)
         self._open |= {n: self._asked[digest][0] for n, digest in zip(ours, digests, strict=True)}

@@ -591,15 +591,19 @@ const undo = act(async () => {
 // -- Whose turn -----------------------------------------------------------------------------------
 
 function tell(found) {
-  const parts = [`${found.answered} answered`, `${found.left} left`];
+  const left = found.left - found.of_others;
+  const parts = [`${found.answered} answered`, `${left} left`];
   if (found.skipped) parts.push(`${found.skipped} put off`);
   if (found.median_seconds !== null) {
     parts.push(`${found.median_seconds.toFixed(1)} s each`);
-    const minutes = Math.ceil((found.median_seconds * found.left) / 60);
-    if (found.left) parts.push(`about ${minutes} min to go`);
+    const minutes = Math.ceil((found.median_seconds * left) / 60);
+    if (left) parts.push(`about ${minutes} min to go`);
+  }
+  if (found.of_others) {
+    parts.push(`${found.of_others} open question${found.of_others === 1 ? "" : "s"} of another run`);
   }
   $("told").textContent = parts.join(" · ");
-  $("progress").max = found.answered + found.left || 1;
+  $("progress").max = found.answered + left || 1;
   $("progress").value = found.answered;
 }
 

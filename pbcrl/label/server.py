@@ -291,6 +291,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "answered": progress.answered,
             "skipped": progress.skipped,
             "left": progress.left,
+            "of_others": progress.of_others,
             "median_seconds": progress.median_seconds,
             "asked": store.num_questions,
             "run_is_active": self._run_is_active(),

@@ -79,6 +79,8 @@ class Progress(NamedTuple):
     """Questions that they have put off and that are still open."""
     left: int
     """Questions that they may be asked now, those that were put off among them."""
+    of_others: int
+    """How many of these the run that asked last has not asked: perhaps nobody waits for them."""
     upcoming: list[Question]
     """The first of these."""
     median_seconds: float | None
@@ -158,6 +160,8 @@ class Standing:
         """All of them, in the order of asking."""
         self.open: set[int] = set()
         """Those that fewer people have answered than wanted."""
+        self.first: set[int] = set()
+        """Those that the run that asked last has asked; all others come after them."""
         self._num_closed = 0  # about how many holes `open` has
         self._people: dict[str, _Person] = {}
         self._stacks: dict[tuple[int, str], list[Event]] = {}  # of one person about one question
@@ -211,10 +215,10 @@ class Standing:
 
     def open_for(
         self, annotator: str, tab: str, claims: Sequence[Claim], *, most: int | None = None
-    ) -> tuple[int, list[Question]]:
-        """How many questions a person may be asked now, and the first `most`, or all, in order.
+    ) -> tuple[set[int], list[Question]]:
+        """Which questions a person may be asked now, and the first `most`, or all, in order.
 
-        First comes what is under way in this window, last what was put off.
+        First comes what is under way in this window, last, of each run, what was put off.
         """
         person = self._person(annotator)
         here = {claim.query for claim in claims if claim[1:] == (annotator, tab)}
@@ -222,24 +226,29 @@ class Standing:
         found = self.open.difference(person.answered) - self._taken(annotator, claims)
         apart = found & (here | elsewhere | person.skipped.keys())
 
-        def turn(number: int) -> tuple[bool, int, int, int]:
+        def turn(number: int) -> tuple[bool, bool, int, int, int]:
             skip = person.skipped.get(number)
             where = 0 if number in here else 2 if number in elsewhere else 1
-            return skip is not None, where, 0 if skip is None else skip.id, number
+            of_other = number not in self.first and number not in here
+            return of_other, skip is not None, where, 0 if skip is None else skip.id, number
 
         most = len(found) if most is None else most
-        first = sorted([*heapq.nsmallest(most, found - apart), *apart], key=turn)[:most]
-        return len(found), [self.questions[number] for number in first]
+        rest = found - apart
+        chosen = heapq.nsmallest(most, rest & self.first)
+        chosen += heapq.nsmallest(most - len(chosen), rest - self.first)
+        chosen = sorted([*chosen, *apart], key=turn)[:most]
+        return found, [self.questions[number] for number in chosen]
 
     def progress(self, annotator: str, tab: str, claims: Sequence[Claim], *, most: int) -> Progress:
         """How far a person is, and the `most` questions that come first."""
         person = self._person(annotator)
-        left, upcoming = self.open_for(annotator, tab, claims, most=most)
+        found, upcoming = self.open_for(annotator, tab, claims, most=most)
         latest = itertools.islice(reversed(person.standing.values()), _PACE)
         times = [e.seconds for e in latest if e.kind == "answer" and e.seconds is not None]
         median = float(np.median(times)) if times else None
         skipped = len(self.open & person.skipped.keys())
-        return Progress(len(person.answered), skipped, left, upcoming, median)
+        of_others = len(found - self.first)
+        return Progress(len(person.answered), skipped, len(found), of_others, upcoming, median)
 
     def _taken(self, annotator: str, claims: Sequence[Claim]) -> set[int]:
         """Questions that others are at work on, as many of them as are still wanted."""

@@ -226,6 +226,9 @@ class LabelStore:
     ) -> list[int]:
         """Add those questions that are not there yet; return the numbers of all.
 
+        The questions of the run that asked last are answered first, those that it asks again among
+        them: it waits, others may have ended.
+
         Args:
             questions: Each with its trajectories; their true costs are not kept.
             run: Who asks; see `asked`.
@@ -264,7 +267,8 @@ class LabelStore:
                     "UPDATE queries SET wanted = max(wanted, ?) WHERE digest = ?", (wanted, row[0])
                 )
                 ((number,),) = db.execute("SELECT id FROM queries WHERE digest = ?", row[:1])
-                db.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (run, number))
+                # Again with a new rowid: the highest is that of the run that asked last.
+                db.execute("INSERT OR REPLACE INTO asked VALUES (?, ?)", (run, number))
                 numbers.append(number)
             self._version = None  # what oneself has asked does not count as the file's change
         return numbers
@@ -612,6 +616,9 @@ class LabelStore:
             if _digest(kind, question.members) != digest:
                 raise ValueError(f"question {number} is not what its digest says")
             self._standing.ask(question)
+        last = "SELECT run FROM asked ORDER BY rowid DESC LIMIT 1"
+        rows = self._db.rows(f"SELECT query FROM asked WHERE run = ({last})")
+        self._standing.first = {number for (number,) in rows}
         self._version = version
 
     def _taken_back(self, what: str) -> StorageError:
