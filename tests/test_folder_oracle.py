@@ -113,7 +113,22 @@ def test_waiting_for_people_ends_with_the_last_answer_in_the_order_of_the_querie
     thread.join()
     assert oracle.num_open == 0
     where = f"the page: python -m pbcrl.label {tmp_path}"
-    assert said == [f"waiting for people: 0 of 2 answered; {where}"]
+    assert said == [f"waiting for people: 0 of 2 answered, about 1 min to go; {where}"]
+
+
+def test_who_waits_is_told_the_minutes_by_the_pace_of_people_as_soon_as_it_is_known(tmp_path):
+    """Before that 40 pairs for two people take 80 * 7 seconds, then 76 * 30."""
+    said = []
+    oracle = FolderOracle(tmp_path, annotators=2, say=said.append)
+    oracle.submit([query(2 * i, 2 * i + 1) for i in range(40)])
+    oracle.collect(wait=0.01)
+    for number, seconds in enumerate((10.0, 30.0, 30.0, 90.0), start=1):
+        oracle.store.answer(number, Label(1, 1, 1), annotator="Ada", seconds=seconds)
+    oracle.collect(wait=0.01)
+    assert [line.split(";")[0] for line in said] == [
+        "waiting for people: 0 of 40 answered, about 10 min to go",
+        "waiting for people: 0 of 40 answered, about 38 min to go",
+    ]
 
 
 def test_the_page_s_command_names_the_env_s_own_module_after_a_restart_too(tmp_path):

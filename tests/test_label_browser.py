@@ -229,6 +229,11 @@ def test_what_an_earlier_run_has_left_comes_last_and_is_counted_apart(browser, t
         answered(page, 1)
         assert "· 0 left ·" in page.inner_text("#told")
         assert page.inner_text("#title") == "Question 1"  # after the third
+        # The run is at work, and may ask more.
+        later.submit([Query(episode(2), episode(0))])
+        page.keyboard.press("k")
+        until(page, "document.getElementById('title').textContent === 'Question 4'")
+        assert "about 1 min to go if the run asks no more · 2 open" in page.inner_text("#told")
         assert len(later.collect()) == 1
 
 

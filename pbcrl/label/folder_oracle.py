@@ -230,9 +230,10 @@ class FolderOracle:
             if missing == 0 or now >= end:
                 return found
             if self._say is not None and answered != said[0] and now - said[1] >= 10:
+                minutes = max(1, math.ceil(self.store.seconds_left(asked) / 60))
                 self._say(
-                    f"waiting for people: {answered} of {len(asked)} answered; the page: "
-                    f"{self._command(asked)}"
+                    f"waiting for people: {answered} of {len(asked)} answered, about {minutes} min "
+                    f"to go; the page: {self._command(asked)}"
                 )
                 said = answered, now
             time.sleep(min(self._poll_seconds, max(end - now, 0)))

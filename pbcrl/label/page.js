@@ -597,7 +597,8 @@ function tell(found) {
   if (found.median_seconds !== null) {
     parts.push(`${found.median_seconds.toFixed(1)} s each`);
     const minutes = Math.ceil((found.median_seconds * left) / 60);
-    if (left) parts.push(`about ${minutes} min to go`);
+    const unbounded = found.run_is_active ? " if the run asks no more" : "";
+    if (left) parts.push(`about ${minutes} min to go${unbounded}`);
   }
   if (found.of_others) {
     parts.push(`${found.of_others} open question${found.of_others === 1 ? "" : "s"} of another run`);

@@ -28,6 +28,9 @@ from pbcrl.trajectory import (
 
 Kind = Literal["pair", "batch", "grid"]
 
+SECONDS: Mapping[Kind, float] = {"pair": 7.0, "grid": 13.5, "batch": 13.5}
+"""What an answer takes until people have shown it; estimates, as in docs/results.md."""
+
 _PACE = 100  # answers from which a person's pace is told: the latest ones say it best
 
 
@@ -249,6 +252,21 @@ class Standing:
         skipped = len(self.open & person.skipped.keys())
         of_others = len(found - self.first)
         return Progress(len(person.answered), skipped, len(found), of_others, upcoming, median)
+
+    def seconds_left(self, numbers: Iterable[int]) -> float:
+        """What people still need for these questions, as if one answered after the other.
+
+        Of each kind by the median of the last 100 answers of all people, or `SECONDS` if there is
+        none.
+        """
+        pace: dict[Kind, list[float]] = {kind: [] for kind in SECONDS}
+        for event in self.events():
+            if event.kind == "answer" and event.seconds is not None:
+                pace[self.questions[event.query].kind].append(event.seconds)
+        each = {k: np.median(pace[k][-_PACE:]) if pace[k] else SECONDS[k] for k in SECONDS}
+        asked = [self.questions[number] for number in numbers if number in self.open]
+        missing = {one.id: one.wanted - len(self._answers[one.id]) for one in asked}
+        return float(sum(missing[one.id] * each[one.kind] for one in asked))
 
     def _taken(self, annotator: str, claims: Sequence[Claim]) -> set[int]:
         """Questions that others are at work on, as many of them as are still wanted."""

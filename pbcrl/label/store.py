@@ -19,7 +19,7 @@ import sqlite3
 import time
 import uuid
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, final
@@ -495,6 +495,11 @@ class LabelStore:
         with self._db.lock:
             claims = self._claims()
             return self._stand().progress(checked_name(annotator), tab, claims, most=most)
+
+    def seconds_left(self, numbers: Iterable[int]) -> float:
+        """See `Standing.seconds_left`."""
+        with self._db.lock:
+            return self._stand().seconds_left(numbers)
 
     @property
     def num_questions(self) -> int:

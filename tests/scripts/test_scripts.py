@@ -423,7 +423,8 @@ def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
     said = capsys.readouterr().out
     # The 2 that validate and the 18 that train were there at once.
     page = f"the page: python -m pbcrl.label {folder}"
-    assert f"waiting for people: 0 of 20 answered; {page}" in said
+    waiting = rf"waiting for people: 0 of 20 answered, about \d min to go; {re.escape(page)}"
+    assert re.search(waiting, said)
     assert "does not say how to play its episodes again: people will see curves" in said
 
 
