@@ -106,7 +106,10 @@ class LabelMonitor:
                 f"{asked} of {due} online queries were asked, as episodes ended, and "
                 f"{self._feedback.num_open} have no answer"
             )
+        safe, unsafe = self._feedback.buffer.num_safety_labels
         return {
+            "safe_labels": safe,
+            "unsafe_labels": unsafe,
             "compared_episodes": self._feedback.buffer.num_compared,
             "queries_used": self._feedback.queries_used,
             "labelled_unsafe_rate": self._watch.unsafe_rate,

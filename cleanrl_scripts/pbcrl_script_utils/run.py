@@ -21,11 +21,12 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 import torch
 from tensorboard.compat.proto.summary_pb2 import Summary
@@ -146,6 +147,8 @@ class Run:
         check_unfinished(self.folder, extendable=bool(total))
 
     def __enter__(self) -> Run:
+        self._show_warning = warnings.showwarning
+        warnings.showwarning = self._take_warning
         return self
 
     def __exit__(
@@ -154,6 +157,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        warnings.showwarning = self._show_warning
         self.close_bar()
         if error is not None:
             self._say_kept(error)
@@ -317,6 +321,22 @@ class Run:
         if text not in self._warnings:
             self._warnings.append(text)
             self.say(f"   warning: {text}")
+
+    def _take_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        """What pbcrl and the script warn of is the run's; all else is shown as before."""
+        ours = SCRIPTS, Path(self._script).resolve(), Path(pbcrl.__file__).resolve().parent
+        if any(Path(filename).resolve().is_relative_to(one) for one in ours):
+            self.warn(str(message))
+        else:
+            self._show_warning(message, category, filename, lineno, file, line)
 
     def close_bar(self) -> None:
         """Take the progress bar down, so that it does not tick on under other words."""
@@ -531,7 +551,10 @@ _OF_POLICY = (
     *("upstream", "multiplier", "costly"),
 )
 _OF_EVALUATION = "env_id", "episodes", "policy", "eval_episodes"
-_OF_LEARNED_COST = "learned_", "dead_zone", "queries_", "compared_"
+_OF_LEARNED_COST = (
+    *("learned_", "dead_zone", "queries_", "compared_"),
+    *("safe_labels", "unsafe_labels"),
+)
 
 
 def _heading(key: str) -> str:

@@ -136,7 +136,11 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
     said = []
     suffix = "_stochastic" if "learned_cost_stochastic" in found else ""
     learned, learned_limit = found[f"learned_cost{suffix}"], found["learned_limit"]
+    if one_sided := _labels_on_one_side(found):
+        said.append(f"no limit was learned: {one_sided}")
     if math.isnan(found[f"true_cost{suffix}"]) or math.isnan(found["cost_limit"]):
+        if one_sided:
+            return said
         holds = learned <= learned_limit
         sign = "<=" if holds else ">"
         said.append(
@@ -144,7 +148,7 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
             f"{learned_limit:g}{'' if holds else _LONGER}"
         )
         return said
-    if found[f"true_cost{suffix}"] > found["cost_limit"]:
+    if found[f"true_cost{suffix}"] > found["cost_limit"] and not one_sided:
         said.append(
             f"the learned cost says that the limit holds: {learned:.3g} <= {learned_limit:g}"
             if learned <= learned_limit
@@ -187,6 +191,16 @@ def cost_model_verdicts(found: Mapping[str, Any]) -> list[str]:
             "guessing gives 0.5"
         )
     return said
+
+
+def _labels_on_one_side(found: Mapping[str, Any]) -> str | None:
+    """Which safety labels there are, if they tell no limit; None too if nobody counted them."""
+    safe, unsafe = found.get("safe_labels", 1), found.get("unsafe_labels", 1)
+    if safe and unsafe:
+        return None
+    if not safe + unsafe:
+        return "no label says whether an episode is safe"
+    return f"all {safe + unsafe} safety labels are {'safe' if safe else 'unsafe'}"
 
 
 def multiplier_verdict(

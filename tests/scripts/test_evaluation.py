@@ -513,6 +513,24 @@ def test_where_the_limit_is_violated_it_says_whether_the_learned_cost_knows(lear
 
 
 @pytest.mark.parametrize(
+    ("safe", "unsafe", "said"),
+    [
+        (40, 0, "all 40 safety labels are safe"),
+        (0, 8, "all 8 safety labels are unsafe"),
+        (0, 0, "no label says whether an episode is safe"),
+    ],
+)
+def test_where_labels_tell_no_limit_no_cost_is_called_within_it(safe, unsafe, said):
+    labels = {"safe_labels": safe, "unsafe_labels": unsafe}
+    unknown = {"true_cost": math.nan, "cost_limit": math.nan, "learned_cost": 0.0}
+    said = f"no limit was learned: {said}"
+    assert verdict.cost_model_verdicts(cost_model_of(**unknown, **labels)) == [said]
+    known = {"learned_cost": 0.0, "true_cost": 84.0}
+    first, second = verdict.cost_model_verdicts(cost_model_of(**known, **labels))
+    assert (first, second.split(":")[0]) == (said, "the cost model tells safe from unsafe")
+
+
+@pytest.mark.parametrize(
     ("mean", "half", "text"),
     [
         (18.94, 4.22, "18.9 +- 4.2"),
@@ -591,6 +609,18 @@ def test_a_resumed_run_warns_where_the_uninterrupted_one_does():
     assert all(watch.update(0.8, -1.0, 0.0) is None for _ in range(4))
     resumed.load_state_dict(json.loads(json.dumps(watch.state_dict())))
     assert resumed.update(0.8, -1.0, 0.0) == watch.update(0.8, -1.0, 0.0) is not None
+
+
+@pytest.mark.filterwarnings("always:all is")
+def test_what_the_library_warns_of_while_it_runs_is_the_run_s_and_has_no_line_of_code(
+    tmp_path, capsys
+):
+    with Run(Args(str(tmp_path)), script=str(SCRIPTS / "ppo_lag.py")) as run:
+        for _ in range(2):
+            warnings.warn_explicit("all is safe", UserWarning, str(SCRIPTS / "ppo_lag.py"), 7)
+        warnings.warn_explicit("all is numbers", UserWarning, "/elsewhere/numbers.py", 7)
+        assert run.state_dict()["warnings"] == ["all is safe"]
+    assert capsys.readouterr().out.count("   warning: all is safe\n") == 1
 
 
 def test_what_a_run_has_warned_of_is_still_in_its_summary_after_a_resume(tmp_path):

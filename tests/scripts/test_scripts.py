@@ -66,6 +66,7 @@ def test_a_pbcrl_run_writes_the_summary_of_the_contract_and_can_be_evaluated(
 
 
 @pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
+@pytest.mark.filterwarnings("always:episodes differ in length:UserWarning")
 def test_episodes_that_end_early_are_collected_learned_from_and_trained_on(scripts, tmp_path):
     """Falls end episodes at any step; what is compared is the cost of all that there was."""
     collected = small_ppo_lag(
@@ -86,12 +87,12 @@ def test_episodes_that_end_early_are_collected_learned_from_and_trained_on(scrip
         scripts, tmp_path, tmp_path / "episodes", env_id="TestToyFalling-v0", cost_limit=5
     )
     net = replace(small, cost_model="net", run_name="net")
-    with pytest.warns(UserWarning, match=r"episodes differ in length, from \d+ to 100 steps"):
-        scripts.ppo_lag_pbcrl.train(net)
+    (said,) = summary(scripts.ppo_lag_pbcrl.train(net))["warnings"]
+    assert re.match(r"episodes differ in length, from \d+ to 100 steps", said)
     folder = scripts.ppo_lag_pbcrl.train(small)  # of trees no safe step pays for another
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["queries_used"] > 20
-    assert np.isfinite([summary["return"], summary["learned_cost"], summary["true_cost"]]).all()
+    found = summary(folder)
+    assert found["queries_used"] > 20
+    assert np.isfinite([found["return"], found["learned_cost"], found["true_cost"]]).all()
     ended = sum(row["episodes"] for row in rows(folder))
     assert ended > 1200 / 100  # more than fit in without an early end
 
@@ -385,6 +386,11 @@ def test_of_labels_that_are_all_on_one_side_pbcrl_learns_online_alone(
     folder = scripts.ppo_lag_pbcrl.train(args)
     said, *_ = json.loads((folder / "summary.json").read_text())["warnings"]
     assert said.startswith("labels of the offline episodes are all safe, or all unsafe: no limit")
+    number = summary(folder)["safe_labels"]
+    assert number > 20
+    said = f"no limit was learned: all {number} safety labels are safe"
+    assert said in summary(folder)["verdict"]
+    assert f"- {said}\n" in (folder / "cost_model.md").read_text()
     assert {row["learned_cost"] for row in rows(folder)} <= {0.0, None}
 
 
