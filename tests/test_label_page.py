@@ -172,10 +172,12 @@ def test_no_file_of_the_page_asks_for_anything_elsewhere(page):
         ("GET", "/api/next?annotator=A&annotator=B", {}, 400),
         ("GET", "/api/next?annotator=%1b%5b2J", {}, 422),
         ("GET", "/api/question?annotator=Ada&id=99", {}, 422),
-        ("GET", "/api/question?annotator=Ada&id=1;DROP", {}, 422),
-        ("GET", f"/api/question?annotator=Ada&id={2**64}", {}, 422),
-        ("GET", "/api/question?annotator=Ada&id=" + "9" * 5000, {}, 422),
+        ("GET", "/api/question?annotator=Ada&id=1;DROP", {}, 400),
+        ("GET", f"/api/question?annotator=Ada&id={2**64}", {}, 400),
+        ("GET", "/api/question?annotator=Ada&id=" + "9" * 5000, {}, 400),
+        ("GET", "/api/next?annotator=Ada" + "&a=b" * 20, {}, 400),
         ("GET", "/api/clip?digest=../../secret", {}, 400),
+        ("GET", "/api/clip?digest=" + "0" * 32, {}, 404),
         ("POST", "/api/events", {"Origin": None}, 403),
         ("POST", "/api/events", {"Origin": "http://evil.example"}, 403),
         ("POST", "/api/events", {"Authorization": None}, 401),
@@ -240,6 +242,42 @@ def test_a_body_that_is_no_event_is_refused_and_changes_nothing(page, tmp_path, 
     assert status in (400, 422)
     assert json.loads(text)["error"]
     assert LabelStore(tmp_path / "folder").num_events == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("[NaN, 1, 1]", "the body is no JSON, which has null for what has no answer, and no NaN"),
+        ('{"safe": [NaN]}', "the body is no JSON, which has null"),
+        ('{"answers": [1, 1, 0], "unsafe": [null, [[0, 1, 2]]]}', "a mark has two steps"),
+        ('{"answers": [1, 1, 0], "unsafe": [null, 7]}', "a mark has two steps"),
+        ('{"answers": 7, "unsafe": [null, null]}', "a marked pair has 3 answers and 2 lists"),
+        ("7", "an answer about a pair has three numbers, got 7"),
+    ],
+)
+def test_what_is_no_answer_is_refused_in_words(page, answer, said):
+    body = (
+        '{"kind": "answer", "annotator": "Ada", "token": "t", "question": 1, "replaces": null, '
+        f'"seconds": 1, "answer": {answer}}}'
+    )
+    status, _, text = page.request("POST", "/api/events", body=body.encode())
+    assert status in (400, 422)
+    assert said in json.loads(text)["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/api/question?annotator=Ada&id=abc", "id= is the number of a question"),
+        ("/api/question?annotator=Ada&id=%C2%B2", "id= is the number of a question"),
+        ("/api/next?annotator=Ada" + "&a=b" * 20, "an address has at most 8 fields"),
+        (f"/api/clip?digest={'0' * 32}", "there is no such clip"),
+    ],
+)
+def test_an_address_that_names_nothing_is_refused_in_words(page, path, said, capsys):
+    _, _, text = page.request("GET", path)
+    assert json.loads(text)["error"] == said
+    assert capsys.readouterr().out == ""  # nor is the store called damaged
 
 
 def test_a_body_without_an_end_holds_up_nobody(page):

@@ -39,7 +39,7 @@ from pbcrl.label.draw import command as draw_command
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.standing import Question
 from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
-from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label
+from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Stretches
 
 _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -50,6 +50,7 @@ _PAGE = {
 _CLIP = re.compile(r"/clips/([0-9a-f]{32})\.mp4")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _MAX_BODY = 16_384  # bytes; an answer has some 300
+_MAX_FIELDS = 8  # of an address; the page sends 3
 _PART = 1 << 18  # bytes of a clip that are in memory at once
 _MAX_CURVES, _MAX_POINTS = 12, 400
 _LOOK_SECONDS = 5.0  # from one look for new questions to the next
@@ -231,9 +232,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             why = f"a body has at most {_MAX_BODY} bytes"
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         try:
-            body = json.loads(self.rfile.read(length))
+            body = json.loads(self.rfile.read(length), parse_constant=_no_constant)
         except (ValueError, RecursionError):
-            raise _Refused(HTTPStatus.BAD_REQUEST, "the body is no JSON") from None
+            why = "the body is no JSON, which has null for what has no answer, and no NaN"
+            raise _Refused(HTTPStatus.BAD_REQUEST, why) from None
         if not isinstance(body, dict):
             raise _Refused(HTTPStatus.BAD_REQUEST, "the body is a JSON object")
         if urlsplit(self.path).path != "/api/events":
@@ -264,7 +266,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         }
 
     def _query(self, name: str, default: str | None = None) -> str:
-        found = parse_qs(urlsplit(self.path).query, max_num_fields=8).get(name, [])
+        try:
+            found = parse_qs(urlsplit(self.path).query, max_num_fields=_MAX_FIELDS).get(name, [])
+        except ValueError:
+            why = f"an address has at most {_MAX_FIELDS} fields"
+            raise _Refused(HTTPStatus.BAD_REQUEST, why) from None
         if len(found) == 1:
             return found[0]
         if default is not None and not found:
@@ -308,7 +314,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _one_question(self) -> Any:
         name = checked_name(self._query("annotator"))
-        question = self.server.store.question(int(self._query("id")))
+        given = self._query("id")
+        if not re.fullmatch(r"[0-9]{1,15}", given):
+            raise _Refused(HTTPStatus.BAD_REQUEST, "id= is the number of a question")
+        question = self.server.store.question(int(given))
         self.server.store.claim(question.id, name, tab=self._query("tab", "")[:64])
         self.server.clips.want(list(question.members))
         return self._shown(question, name)
@@ -365,6 +374,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         digest = self._query("digest")
         if not re.fullmatch(r"[0-9a-f]{32}", digest):
             raise _Refused(HTTPStatus.BAD_REQUEST, "a digest has 32 hex digits")
+        if not self.server.store.has_trajectory(digest):
+            raise _Refused(HTTPStatus.NOT_FOUND, "there is no such clip")
         return self._member(digest)
 
     def _answers(self) -> Any:
@@ -493,6 +504,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Say nothing: a person labels in front of it."""
 
 
+def _no_constant(name: str) -> None:
+    """Refuse NaN and Infinity, which Python reads beside JSON."""
+    raise ValueError(name)
+
+
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
         raise TypeError(f"a number of a question or an event is whole, got {value!r}")
@@ -507,6 +523,10 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _is_list(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length
+
+
 def _label(values: Any) -> AnyLabel:
     """What the page sends: three numbers about a pair, one about a batch, a list about a grid.
 
@@ -515,21 +535,27 @@ def _label(values: Any) -> AnyLabel:
     """
     if isinstance(values, dict) and list(values) == ["answers", "unsafe"]:
         answers, unsafe = values["answers"], values["unsafe"]
-        if not isinstance(unsafe, list) or len(unsafe) != 2 or len(answers) != 3:
+        if not (_is_list(unsafe, 2) and _is_list(answers, 3)):
             raise TypeError(f"a marked pair has 3 answers and 2 lists of stretches, got {values}")
-        first, second = (
-            None if one is None else tuple((_whole(a), _whole(b)) for a, b in one) for one in unsafe
-        )
+        first, second = map(_stretches, unsafe)
         preference, *safe = map(_number, answers)
         return Label(preference, safe[0], safe[1], first, second)
     if isinstance(values, dict):
         if list(values) != ["safe"] or not isinstance(values["safe"], list):
             raise TypeError(f"an answer about a grid has a list, safe, alone, got {list(values)}")
         return GridLabel(tuple(_number(value) for value in values["safe"]))
-    given = [_number(value) for value in values]
-    if len(given) not in (1, 3):
+    if not (_is_list(values, 1) or _is_list(values, 3)):
         raise TypeError(f"an answer about a pair has three numbers, got {values}")
+    given = [_number(value) for value in values]
     return BatchLabel(given[0]) if len(given) == 1 else Label(given[0], given[1], given[2])
+
+
+def _stretches(values: Any) -> Stretches | None:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(_is_list(mark, 2) for mark in values):
+        raise TypeError(f"a mark has two steps, its first and that after its last, got {values}")
+    return tuple((_whole(start), _whole(end)) for start, end in values)
 
 
 def _label_json(label: AnyLabel) -> list[float | None] | dict[str, Any]:

@@ -243,7 +243,7 @@ class LabelStore:
         for kind, members in questions:
             digests = [trajectory_digest(one) for one in members]
             for digest, one in zip(digests, members, strict=True):
-                if digest not in new and not self._has_trajectory(digest):
+                if digest not in new and not self.has_trajectory(digest):
                     new[digest] = to_npz(one)
             rows.append((question_digest(kind, members), kind, json.dumps(digests)))
         with self._db.transaction() as db:
@@ -339,6 +339,10 @@ class LabelStore:
             "ORDER BY rowid LIMIT ?",
             (after, most),
         )
+
+    def has_trajectory(self, digest: str) -> bool:
+        """Whether it is shown in a question; does not read it."""
+        return bool(self._db.rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
 
     def has_replay(self, digest: str) -> bool:
         """Whether somebody said how to draw a trajectory; does not read it."""
@@ -544,9 +548,6 @@ class LabelStore:
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
         self._stand()  # what is acknowledged is known from here on, whatever happens to the file
         return event
-
-    def _has_trajectory(self, digest: str) -> bool:
-        return bool(self._db.rows("SELECT 1 FROM trajectories WHERE digest = ?", (digest,)))
 
     def _claims(self) -> list[Claim]:
         """Who looks at what; what nobody gave a sign of for long is removed.
