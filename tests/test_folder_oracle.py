@@ -7,7 +7,7 @@ import pytest
 from pbcrl.buffer import PreferenceBuffer
 from pbcrl.errors import BudgetError, StorageError
 from pbcrl.feedback import FeedbackLoop
-from pbcrl.label.folder_oracle import FolderOracle, read_labelled
+from pbcrl.label.folder_oracle import FolderOracle, read_clips, read_labelled
 from pbcrl.label.replay import Replay
 from pbcrl.label.store import LabelStore
 from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
@@ -271,10 +271,20 @@ def test_all_that_was_ever_answered_can_be_learned_from(tmp_path):
     assert buffer.num_contradictions == 3  # 1, 2 and 4 were called safe and unsafe
 
 
+def test_what_was_answered_about_grids_is_read_as_clips(tmp_path):
+    store = LabelStore(tmp_path, create=True)
+    store.ask([("grid", batch(1, 2, 3)), ("pair", batch(4, 5)), ("grid", batch(3))])
+    for number, label in enumerate([GridLabel((1, NAN, 0)), Label(1, 1, 0), GridLabel((1,))], 1):
+        answer(tmp_path, number, label)
+    found = [(clip.trajectory.obs[0, 0], clip.safe) for clip in read_clips(tmp_path)]
+    assert found == [(1, 1), (3, 0), (3, 1)]
+
+
 def test_a_folder_without_answers_has_nothing_to_learn_from(tmp_path):
     FolderOracle(tmp_path).submit([query(1, 2)])
     trajectories, pairs, labels = read_labelled(tmp_path)
     assert (trajectories, pairs.shape, labels) == ([], (0, 2), [])
+    assert read_clips(tmp_path) == []
 
 
 def test_how_a_trajectory_is_played_again_is_kept_with_it(tmp_path):

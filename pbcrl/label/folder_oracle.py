@@ -29,6 +29,7 @@ from pbcrl.label.standing import Kind
 from pbcrl.label.store import LabelStore, hold_folder, question_digest
 from pbcrl.oracle import check_batch, check_store, num_queries
 from pbcrl.trajectory import AnyLabel, GridLabel, Label, Query, Trajectory
+from pbcrl.tree_trainer import Clip
 
 GRID = 12
 """Most trajectories that a person sees in a grid: what one can watch at once."""
@@ -285,6 +286,29 @@ def read_labelled(folder: str | os.PathLike[str]) -> tuple[list[Trajectory], Pai
         answers.append(label)
     store.close()
     return trajectories, np.array(pairs, dtype=np.int64).reshape(-1, 2), answers
+
+
+def read_clips(folder: str | os.PathLike[str]) -> list[Clip]:
+    """All that was ever answered about the grids of a folder, as `TreeTrainer.fit` takes it.
+
+    Returns:
+        One for each clip of each grid, in their order, without those that nobody could tell.
+
+    Raises:
+        StorageError: If there is no store.
+        CorruptFileError: If it is damaged.
+    """
+    store = LabelStore(folder)
+    labels = store.labels()
+    clips = [
+        Clip(store.trajectory(digest), safe)
+        for question in store.questions()
+        if isinstance(label := labels.get(question.id), GridLabel)
+        for digest, safe in zip(question.members, label.safe, strict=True)
+        if not math.isnan(safe)
+    ]
+    store.close()
+    return clips
 
 
 def _cost(kind: str, num_members: int) -> int:
