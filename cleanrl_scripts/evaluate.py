@@ -189,6 +189,13 @@ def costly_episode_cost(folder: Path, costs: np.ndarray) -> float:
     return float(json.loads(summary.read_text()).get("costly_episode_cost") or math.nan)
 
 
+def labels_of(folder: Path) -> dict[str, int]:
+    """How many labels of a finished run say safe, and how many unsafe, if it has a summary."""
+    summary = folder / "summary.json"
+    found = json.loads(summary.read_text()) if summary.exists() else {}
+    return {key: found[key] for key in ("safe_labels", "unsafe_labels") if key in found}
+
+
 # -- Evaluation ------------------------------------------------------------------------------------
 
 
@@ -246,6 +253,7 @@ def evaluate(args: Args) -> None:
     if cost_model is not None:
         result["learned_cost"] = float(cost_model.score(episodes).mean())
         result["learned_limit"] = cost_model.learned_limit
+        result |= labels_of(folder)
         result |= Judge.of(cost_model).report(episodes, limit)
     if args.upstream:
         their_returns, their_costs = play_upstream(args, agent, env_id)

@@ -380,7 +380,7 @@ def test_pbcrl_refuses_a_dataset_of_another_env(scripts, tmp_path, toy_dataset):
 
 @pytest.mark.filterwarnings("ignore:a limit lies between safe and unsafe trajectories")
 def test_of_labels_that_are_all_on_one_side_pbcrl_learns_online_alone(
-    scripts, tmp_path, toy_dataset
+    scripts, tmp_path, toy_dataset, capsys
 ):
     args = small_pbcrl(scripts, tmp_path, toy_dataset, cost_limit=1000.0)
     folder = scripts.ppo_lag_pbcrl.train(args)
@@ -391,6 +391,9 @@ def test_of_labels_that_are_all_on_one_side_pbcrl_learns_online_alone(
     said = f"no limit was learned: all {number} safety labels are safe"
     assert said in summary(folder)["verdict"]
     assert f"- {said}\n" in (folder / "cost_model.md").read_text()
+    capsys.readouterr()
+    scripts.evaluate.evaluate(scripts.evaluate.Args(str(folder), episodes=2, threads=1))
+    assert f"{said}\n" in capsys.readouterr().out
     assert {row["learned_cost"] for row in rows(folder)} <= {0.0, None}
 
 
