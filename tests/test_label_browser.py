@@ -548,7 +548,7 @@ def questions(folder, kind):
     (folder / "intro.md").write_text(TASK)
     store = LabelStore(folder)
     for number in range(1, 7 if many or kind == "none" else 2):
-        label = Label(1, 1, 0, ((3, 9),), ())
+        label = Label(1, 1, 0, (), ((3, 9),))
         store.answer(number, label, annotator="Ada", seconds=4.2)
     store.close()
 
