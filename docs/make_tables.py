@@ -252,12 +252,11 @@ def tables() -> dict[str, str]:
     made["trees_short"] = [[*COLUMNS[:2], "commit", *COLUMNS[2:-2]]]
     for task in TASKS:
         for variant, method in TREES.items():
-            commits = [c for env_id, v, c in fresh if (env_id, v) == (task, variant)]
-            for commit in commits:
+            for commit in [c for env_id, v, c in fresh if (env_id, v) == (task, variant)]:
                 row_of_it = cells(task, method, fresh[task, variant, commit], {})
                 made["trees"].append([*row_of_it[:2], commit, *row_of_it[2:]])
-            if commits and commits[-1] != OLD_TREES:
-                made["trees_short"].append(made["trees"][-1][:-2])
+                if commit != OLD_TREES:
+                    made["trees_short"].append(made["trees"][-1][:-2])
     made |= gate() | minutes() | marks() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
