@@ -1233,8 +1233,10 @@ def test_of_all_steps_learned_from_a_twentieth_cost_less_than_nothing():
         np.concatenate([getattr(one, name) for one in buffer.trajectories])
         for name in ("obs", "actions")
     )
-    below = (trainer.model.step_cost(obs, actions) < -1e-6).mean()
-    assert below == pytest.approx(0.05, abs=1e-3)
+    costs = trainer.model.step_cost(obs, actions)
+    # Many steps may cost the same, and those at the bound cost 0.
+    assert 0.03 < (costs < -1e-6).mean() <= 0.051
+    assert (costs < 1e-6).mean() >= 0.049
 
 
 def test_a_limit_travels_with_its_trees_and_is_prorated(tmp_path):
