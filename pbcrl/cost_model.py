@@ -252,7 +252,7 @@ class LearnedCost(nn.Module, ABC):
         self.obs_shape, self.act_dim = _sizes(observation_space, action_space, net)
         require_in("(0, 1]", discount=discount, remedy="1 is no discounting")
         if horizon is not None:
-            require_whole(1, horizon=horizon)
+            require_whole(1, horizon=horizon, remedy="None is any number of steps")
         if output_scale is None:
             output_scale = 0.03 if horizon is None else horizon**-0.5
         require_in("(0, inf)", output_scale=output_scale, remedy="1 is the bare output")

@@ -48,8 +48,13 @@ class MismatchError(StorageError):
     """A file is sound but belongs to something else: another environment, spaces or kind."""
 
 
-def require_whole(low: int, **numbers: int) -> None:
+def require_whole(low: int, *, remedy: str = "", **numbers: int) -> None:
     """Refuse what is no integer, or lies below a bound.
+
+    Args:
+        low: The bound.
+        remedy: What to do next, if the bound does not tell.
+        **numbers: By the name of the argument.
 
     Raises:
         TypeError: If one is no integer.
@@ -61,7 +66,8 @@ def require_whole(low: int, **numbers: int) -> None:
         except TypeError as error:
             raise TypeError(f"{name} is a whole number, got {number!r}; round it") from error
         if number < low:
-            raise ValueError(f"{name} must lie in [{low}, inf), got {number}")
+            hint = f"; {remedy}" if remedy else ""
+            raise ValueError(f"{name} must lie in [{low}, inf), got {number}{hint}")
 
 
 def require_in(interval: str, *, remedy: str = "", **numbers: float) -> None:
