@@ -448,8 +448,9 @@ class Run:
         values = [row["multiplier"] for row in rows if _finite(row.get("multiplier"))]
         more = longer(args, 2 * args.num_iterations)
         # Moved too seldom, it is mostly at its cap or rising, too: said once.
-        moved = sum(_finite(row.get(_followed(args, row))) for row in rows)
-        said = self._slow_multiplier((moved, len(rows))) or multiplier_verdict(
+        stood = sum(not _finite(row.get(_followed(args, row))) for row in rows)
+        moved = args.num_iterations - stood  # in iterations whose line is lost, too
+        said = self._slow_multiplier((moved, args.num_iterations)) or multiplier_verdict(
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
         earned = [row["return"] for row in rows if _finite(row.get("return"))]
