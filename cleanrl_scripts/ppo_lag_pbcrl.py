@@ -444,6 +444,7 @@ def train(args: Args) -> Path:
             envs = utils.RecordStarts(envs, args.env_id, replays)
         constraint = make_constraint(args)
         candidates = utils.Candidates(args.num_iterations)
+        dead_end = utils.DeadEnd(args, agent, optimizer, say=run.say)
         monitor = utils.LabelMonitor(
             run, args, cost_model, feedback, constraint, horizon=horizon, limit=limit
         )
@@ -456,7 +457,7 @@ def train(args: Args) -> Path:
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
-        checkpoint.add(scale=scale)
+        checkpoint.add(scale=scale, dead_end=dead_end)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
         checkpoint.add(constraint=constraint, monitor=monitor, candidates=candidates)
         checkpoint.add(rng=rng, noise=noise)
@@ -555,6 +556,7 @@ def train(args: Args) -> Path:
 
             # -- 6. Dual ascent --------------------------------------------------------------------
             multiplier.update(measured, allowed)  # None leaves it as it is
+            dead_end.update(iteration, measured, multiplier.value)  # no way back: start afresh
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {

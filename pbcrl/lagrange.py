@@ -19,6 +19,7 @@ MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
 _LOWEST = 0.03  # λ, as a share of the first one
+_DEAR, _SLOWLY = 3.0, 0.1  # above this price λ moves at this share of its speed
 _SIGNED = ("log_integral", "excess")
 
 
@@ -37,7 +38,9 @@ class LagrangeMultiplier:
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
     integral rests while λ is at a bound and e asks for more. Little of the first λ is as good as
-    none, and one that fell further would come back too late.
+    none, and one that fell further would come back too late. Above 3 the integral
+    moves at a tenth of its speed: a policy follows slowly, and what is still unsafe at
+    that price mostly needs time; a limit that needs a higher one gets it all the same.
 
     λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both
     by their own scale (`SignalScale`); then 1 is a price that lets a policy neither learn the
@@ -51,7 +54,8 @@ class LagrangeMultiplier:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
         initial: First λ, in (0, cap] and finite; with `lr=0` 0, too.
         cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
-            Far above 3 the reward hardly counts, and a policy follows a learned cost's errors.
+            Far above 3 the reward hardly counts, and a policy follows a learned cost's errors; a
+            true cost has none, and `ppo_lag.py` a cap of 30.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
@@ -125,10 +129,13 @@ class LagrangeMultiplier:
         e = min(max(state["excess"], -1.0), 1.0)
         answer, integral = 10 * self._lr * e, state["log_integral"]
         lowest, highest = math.log(self._lowest), math.log(self._cap)
+        dear = math.log(_DEAR)
+        fast, slow = (integral + share * self._lr * e for share in (1.0, _SLOWLY))
         if e > 0:
-            integral = max(integral, min(integral + self._lr * e, highest - answer))
+            there = max(min(fast, dear - answer), slow)
+            integral = max(integral, min(there, highest - answer))
         else:
-            integral = min(integral, max(integral + self._lr * e, lowest - answer))
+            integral = min(integral, max(slow if integral > dear else fast, lowest - answer))
         state["log_integral"] = integral
         return min(max(math.exp(min(integral + answer, highest)), self._lowest), self._cap)
 

@@ -36,7 +36,7 @@ from pbcrl_script_utils.evaluation import Judge, evaluate, report_pretrained
 from pbcrl_script_utils.labels import check_labels, make_oracle
 from pbcrl_script_utils.launch import main
 from pbcrl_script_utils.monitor import LabelMonitor
-from pbcrl_script_utils.policies import Candidates, choose_policy, save_agent
+from pbcrl_script_utils.policies import Candidates, DeadEnd, choose_policy, save_agent
 from pbcrl_script_utils.replays import RecordStarts, Replays
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.run import Run
@@ -48,6 +48,7 @@ __all__ = [
     "Collector",
     "CostLimit",
     "Count",
+    "DeadEnd",
     "EpisodeBatch",
     "Finite",
     "Judge",

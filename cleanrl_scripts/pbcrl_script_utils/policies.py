@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from pbcrl import Answers, LearnedCost, Trajectory
 from pbcrl.constraint import Constraint
@@ -122,6 +124,62 @@ class Candidates:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called; those of a shorter run are no candidates."""
         self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
+
+
+class DeadEnd:
+    """A policy that is unsafe whatever it pays starts afresh, once; the learned cost stays.
+
+    A price moves a policy step by step, and there may be no way: a pendulum that swings up too fast
+    is too fast for longer if it slows down a little. So a policy nearly all of whose episodes are
+    unsafe, at the highest λ, for a tenth of the training, gets the weights of its beginning back.
+    It has the second half of the training or more for a better way, under a cost that it did not
+    have at first. Only `--constraint rate` tells what share is unsafe.
+    """
+
+    SHARE = 0.9
+    """Of the episodes, by what is measured."""
+
+    def __init__(
+        self, args: Any, agent: nn.Module, optimizer: Optimizer, *, say: Callable[[str], object]
+    ) -> None:
+        self._agent, self._optimizer, self._say = agent, optimizer, say
+        self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that rises
+        self._cap, self._total = args.multiplier_cap, args.num_iterations
+        self._first = [weights.detach().clone() for weights in agent.parameters()]
+        # Iterations without hope in a row, and whether it has started afresh.
+        self._state = {"hopeless": 0, "used": False}
+
+    def update(self, iteration: int, unsafe: float | None, price: float) -> None:
+        """Take note of an iteration, and start afresh if it was one too many.
+
+        Args:
+            iteration: From 1 on.
+            unsafe: Share of the episodes, as measured; None if it was not, which changes nothing.
+            price: λ.
+        """
+        if not self._applies or self._state["used"] or unsafe is None:
+            return
+        hopeless = unsafe >= self.SHARE and price >= self._cap
+        self._state["hopeless"] = self._state["hopeless"] + 1 if hopeless else 0
+        if self._state["hopeless"] < max(4, self._total / 10) or 2 * iteration > self._total:
+            return
+        with torch.no_grad():
+            for weights, first in zip(self._agent.parameters(), self._first, strict=True):
+                weights.copy_(first)
+        self._optimizer.state.clear()
+        self._state["used"] = True
+        self._say(
+            f"iteration {iteration}: nearly all episodes of a tenth of the training were unsafe, "
+            f"with λ at its cap of {self._cap:g}; the policy starts afresh, the learned cost stays"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has counted."""
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called."""
+        self._state = dict(state)
 
 
 def choose_policy(

@@ -23,7 +23,6 @@ _ROBOTS: Recipe = {
     "total_timesteps": 6_000_000,
     "num_envs": 100,
     "eval_episodes": 400,  # by 50 a cost of 20 is known to 7 only
-    "multiplier_cap": 1.5,  # or the reward is hardly learned while the cost is too high
 }
 _DRIVING: Recipe = {
     "total_timesteps": 3_000_000,

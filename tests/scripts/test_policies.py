@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from torch import nn
 from pbcrl import load_cost_model, load_policy
 from pbcrl.export.policy import POLICY_FILE
 from pbcrl.storage import load_tensors
-from pbcrl_script_utils.policies import Candidates, policy_of
+from pbcrl_script_utils.policies import Candidates, DeadEnd, policy_of
 
 from .conftest import load_edited
-from .runs import small_pbcrl, small_ppo_lag, summary, weights
+from .runs import assert_same_run, cut_off, resume, small_pbcrl, small_ppo_lag, summary, weights
 
 
 def test_the_policy_of_a_run_is_read_without_its_script_and_acts_as_its_agent(scripts, tmp_path):
@@ -173,3 +174,73 @@ def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
     names = {name for name in names if not name.startswith("events.out.tfevents")}
     assert {"policy.safetensors", "cost_model.md"} <= names
     assert [name for name in sorted(names) if f"`{name}" not in table] == []
+
+
+# -- A dead end ------------------------------------------------------------------------------------
+
+
+def walked(shares, *, price=3.0, **options):
+    """An agent that has moved away from its start, and these shares of unsafe episodes later."""
+    agent, said = Constant(), []
+    optimizer = torch.optim.Adam(agent.parameters())
+    args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
+    args |= {"num_iterations": 100, **options}
+    dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, say=said.append)
+    agent.action.sum().backward()
+    optimizer.step()
+    for iteration, share in enumerate(shares, start=1):
+        dead_end.update(iteration, share, price)
+    return agent, optimizer, said, dead_end
+
+
+def is_afresh(found):
+    agent, optimizer, said, _ = found
+    assert (agent.action == 0) == (not optimizer.state) == bool(said)
+    return bool(said)
+
+
+def test_a_tenth_of_the_training_without_a_safe_episode_at_the_highest_price_is_a_dead_end():
+    assert is_afresh(walked([0.2, *[1.0] * 10]))
+    assert "iteration 11: nearly all episodes of a tenth" in walked([0.2, *[1.0] * 10])[2][0]
+    assert not is_afresh(walked([1.0] * 9))
+    assert not is_afresh(walked([1.0] * 9 + [0.8] + [1.0] * 9))  # one that was safe now and then
+    assert is_afresh(walked([1.0] * 9 + [None] + [1.0]))  # nothing was measured
+    assert not is_afresh(walked([1.0] * 20, price=2.9))
+    assert not is_afresh(walked([None] * 41 + [1.0] * 20))  # too late for a new way
+    assert is_afresh(walked([1.0] * 4, num_iterations=12))
+    assert not is_afresh(walked([1.0] * 3, num_iterations=6))
+
+
+@pytest.mark.parametrize(
+    "options", [{"constraint": "accept"}, {"constraint": "learned"}, {"multiplier_lr": 0.0}]
+)
+def test_where_no_share_is_measured_or_no_price_rises_nothing_is_a_dead_end(options):
+    assert not is_afresh(walked([1.0] * 50, **options))
+
+
+def test_a_policy_starts_afresh_once():
+    agent, _, said, dead_end = walked([1.0] * 10)
+    nn.init.constant_(agent.action, 5.0)
+    for iteration in range(11, 50):
+        dead_end.update(iteration, 1.0, 3.0)
+    assert agent.action == 5
+    assert len(said) == 1
+
+
+def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
+    scripts, tmp_path, toy_dataset, save_every, monkeypatch, capsys
+):
+    save_every(1)
+    monkeypatch.setattr(DeadEnd, "SHARE", 0.25)  # a model of so few labels takes some for safe
+    module = scripts.ppo_lag_pbcrl
+    options = {"constraint": "rate", "cost_limit": 0.0, "multiplier_cap": 1.0}
+    options |= {"online_queries": 40, "total_timesteps": 4800}
+
+    def make(name):
+        return small_pbcrl(scripts, tmp_path, toy_dataset, run_name=name, **options)
+
+    whole = module.train(make("whole"))
+    assert "the policy starts afresh" in capsys.readouterr().out
+    for after in (3, 5):
+        cut_off(module, make(f"cut{after}"), after=after, monkeypatch=monkeypatch)
+        assert_same_run(resume(module, tmp_path / f"cut{after}"), whole)
