@@ -384,13 +384,15 @@ class TreeTrainer(Trainer):
 
     def _dataset(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
         size, width = rows.columns.shape
+        # Labels are of trajectories: what one in twenty shows once, such as a collision, is found.
+        smallest = min(max(20, (len(rows.starts) - 1) // 20), 200)
         options: dict[str, Any] = {
             "objective": "none",
             "num_leaves": NUM_LEAVES,
             "learning_rate": 1.0,
             # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
             "feature_fraction": min(1.0, max(0.25, 8 / width)),
-            "min_data_in_leaf": max(1, min(200, size // 200)),
+            "min_data_in_leaf": max(1, min(size // 200, smallest)),
             # It counts steps by their curvature: with 0 it tries sides without any, and raises.
             "min_sum_hessian_in_leaf": 1e-9,
             "lambda_l2": 0.1,

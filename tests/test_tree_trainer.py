@@ -1296,3 +1296,28 @@ def test_marks_in_the_buffer_are_learned_from_as_those_that_are_given():
         trainer.fit(buffer, marks=more)
         models.append(trainer.model.score(one.trajectories))
     np.testing.assert_array_equal(*models)
+
+
+def test_one_step_per_episode_is_found():
+    """One collision makes an episode unsafe: 35 rows of 16,000 tell, by 100 exact pairs."""
+
+    def drives(count, seed):
+        draw = rng(seed)
+        found = []
+        for _ in range(count):
+            obs = draw.normal(size=(200, 4)).astype(np.float32)
+            obs[:, 3] = 0
+            if draw.random() < 0.5:
+                obs[draw.integers(200), 3] = 1
+            cost = obs[:, 3].astype(np.float64)
+            found.append(Trajectory(obs, draw.normal(size=(200, 1)), costs=cost))
+        return found
+
+    buffer, test = PreferenceBuffer(drives(80, 1)), drives(100, 2)
+    pairs = draw_pairs(80, 100, rng=rng(3))
+    buffer.add_labels(pairs, SyntheticOracle(0).label(buffer.queries(pairs)))
+    trainer = fresh_trainer(inputs=5, steps=200, horizon=200, rounds=40)
+    trainer.fit(buffer)
+    called_safe = trainer.model.score(test) <= trainer.model.learned_limit
+    is_safe = np.array([one.costs.sum() == 0 for one in test])
+    assert (called_safe == is_safe).mean() > 0.95
