@@ -159,7 +159,7 @@ class DeadEnd:
         """
         if not self._applies or self._state["used"] or unsafe is None:
             return
-        hopeless = unsafe >= self.SHARE and price >= self._cap
+        hopeless = unsafe >= self.SHARE and price >= self._cap * (1 - 1e-6)  # rounding
         self._state["hopeless"] = self._state["hopeless"] + 1 if hopeless else 0
         if self._state["hopeless"] < max(4, self._total / 10) or 2 * iteration > self._total:
             return
