@@ -584,7 +584,7 @@ def train(args: Args) -> Path:
         keep()
         judge = utils.Judge.of(cost_model)
         summary = utils.evaluate(run, agent, args, limit, progress.ended, judge, test)
-        summary |= {**chosen, **monitor.summary(), **progress.pretrained}
+        summary |= {**chosen, **monitor.summary(), **dead_end.summary(), **progress.pretrained}
         summary |= {"dead_zone": trainer.dead_zone.value, "multiplier": multiplier.value}
         run.finish(summary)
         utils.write_card(run.folder, cost_model, buffer, envs)

@@ -146,8 +146,8 @@ class DeadEnd:
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that rises
         self._cap, self._total = args.multiplier_cap, args.num_iterations
         self._first = [weights.detach().clone() for weights in agent.parameters()]
-        # Iterations without hope in a row, and whether it has started afresh.
-        self._state = {"hopeless": 0, "used": False}
+        # Iterations without hope in a row, and the one at whose end it has started afresh, or 0.
+        self._state = {"hopeless": 0, "afresh": 0}
 
     def update(self, iteration: int, unsafe: float | None, price: float) -> None:
         """Take note of an iteration, and start afresh if it was one too many.
@@ -157,7 +157,7 @@ class DeadEnd:
             unsafe: Share of the episodes, as measured; None if it was not, which changes nothing.
             price: λ.
         """
-        if not self._applies or self._state["used"] or unsafe is None:
+        if not self._applies or self._state["afresh"] or unsafe is None:
             return
         hopeless = unsafe >= self.SHARE and price >= self._cap * (1 - 1e-6)  # rounding
         self._state["hopeless"] = self._state["hopeless"] + 1 if hopeless else 0
@@ -167,11 +167,15 @@ class DeadEnd:
             for weights, first in zip(self._agent.parameters(), self._first, strict=True):
                 weights.copy_(first)
         self._optimizer.state.clear()
-        self._state["used"] = True
+        self._state["afresh"] = iteration
         self._say(
             f"iteration {iteration}: nearly all episodes of a tenth of the training were unsafe, "
             f"with λ at its cap of {self._cap:g}; the policy starts afresh, the learned cost stays"
         )
+
+    def summary(self) -> dict[str, int | None]:
+        """What a run's summary has of it."""
+        return {"afresh_iteration": self._state["afresh"] or None}
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""

@@ -105,7 +105,7 @@ def test_policies_that_are_old_in_a_run_that_was_extended_are_no_candidates():
 def test_a_run_leaves_the_policy_that_it_chose_and_goes_on_from_its_last(
     scripts, tmp_path, toy_dataset
 ):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=2000, seed=4)
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=2000, seed=7)
     folder = scripts.ppo_lag_pbcrl.train(args)
     chosen, number = summary(folder)["chosen_iteration"], args.num_iterations
     assert number - Candidates.NUMBER < chosen < number  # else this shows nothing
@@ -226,6 +226,8 @@ def test_a_policy_starts_afresh_once():
         dead_end.update(iteration, 1.0, 3.0)
     assert agent.action == 5
     assert len(said) == 1
+    assert dead_end.summary() == {"afresh_iteration": 10}
+    assert walked([1.0] * 9)[3].summary() == {"afresh_iteration": None}
 
 
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
