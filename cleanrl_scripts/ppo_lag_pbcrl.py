@@ -556,7 +556,8 @@ def train(args: Args) -> Path:
 
             # -- 6. Dual ascent --------------------------------------------------------------------
             multiplier.update(measured, allowed)  # None leaves it as it is
-            dead_end.update(iteration, measured, multiplier.value)  # no way back: start afresh
+            # Where no way leads on, the policy starts afresh.
+            dead_end.update(iteration, measured, multiplier.value, progress.ended, len(new))
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {

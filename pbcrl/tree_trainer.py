@@ -73,7 +73,9 @@ class TreeTrainer(Trainer):
         snr_weight: ζ of Eq. 9.
         max_std: sd(C) at which the variance term stops pulling; None is the paper's bare Eq. 9.
         rounds: Most trees.
-        learning_rate: Share of the best step that each tree goes.
+        learning_rate: Share of the best step that each tree goes. None is 0.1 by up to 1,000
+            labelled trajectories, and rises as the root of their number, to 0.3 by 9,000: of few
+            labels small steps make more, of many they end before what is rare is learned.
         max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
             taken, from a random one on, and counts k times.
         threads: Of LightGBM.
@@ -96,7 +98,7 @@ class TreeTrainer(Trainer):
         snr_weight: float = 1e-3,
         max_std: float | None = 5.0,
         rounds: int = 300,
-        learning_rate: float = 0.1,
+        learning_rate: float | None = None,
         max_rows: int = 500_000,
         threads: int = 1,
     ) -> None:
@@ -104,7 +106,8 @@ class TreeTrainer(Trainer):
         dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
         super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
         require_whole(1, rounds=rounds, max_rows=max_rows, threads=threads)
-        require_in("(0, 1]", learning_rate=learning_rate)
+        if learning_rate is not None:
+            require_in("(0, 1]", learning_rate=learning_rate)
         check_generator(rng)
         self._lightgbm = _imported()
         self._rng = rng
@@ -313,6 +316,9 @@ class TreeTrainer(Trainer):
                 its_batch,
                 Rows(self.model, its_batch.trajectories, (), max_rows=few, rng=self._rng),
             )
+        rate = self._learning_rate
+        if rate is None:
+            rate = 0.1 * math.sqrt(min(max(len(batch.trajectories) / 1_000, 1), 9))
         members, histories = [], []
         for part in bootstrapped(batch, self.model.num_members):
             if not _has_both_kinds(part) and _has_both_kinds(batch):
@@ -322,7 +328,7 @@ class TreeTrainer(Trainer):
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
             report = on_evaluation if len(members) == 1 else None
-            histories.append(self._boost(booster, held_out, patience, report))
+            histories.append(self._boost(booster, held_out, patience, report, rate))
         limits = torch.tensor([member.limits[-1] for member in members], dtype=torch.float32)
         self.model.set_trees(_stacked([member.trees for member in members]), limits)
         self.steps += self.model.num_trees
@@ -353,19 +359,20 @@ class TreeTrainer(Trainer):
         held_out: tuple[PairBatch, Rows] | None,
         patience: int,
         on_evaluation: Callable[[int, Evaluation], None] | None,
+        learning_rate: float,
     ) -> list[Evaluation]:
         """Grow one member; with held-out labels, cut it back to where they were best."""
         history: list[Evaluation] = []
         if held_out is None:
             for _ in range(self._rounds):
-                if not booster.grow(self._learning_rate):
+                if not booster.grow(learning_rate):
                     break
             return history
         batch, rows = held_out
         tells = len(batch) >= _FEWEST_HELD_OUT and _has_both_kinds(batch)
         outputs, best, best_size = np.zeros(len(rows.columns)), math.inf, 0
         for size in range(self._rounds + 1):
-            if size and not booster.grow(self._learning_rate):
+            if size and not booster.grow(learning_rate):
                 break
             if size:
                 outputs += booster.newest.outputs(rows.columns)

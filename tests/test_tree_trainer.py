@@ -293,6 +293,21 @@ def test_every_tree_lowers_the_training_loss(learning_rate, snr_weight):
     assert loss == pytest.approx(losses[-1], abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("num_episodes", "rate"), [(600, 0.1), (1_000, 0.1), (4_000, 0.2), (9_000, 0.3), (10_000, 0.3)]
+)
+def test_trees_go_further_by_the_root_of_the_number_of_episodes(num_episodes, rate):
+    buffer = labelled(0, seed=1)
+    add_labelled(buffer, num_episodes // 2, seed=2, limit=0, steps=2)
+    by_default, given = (
+        fresh_trainer(steps=2, rounds=3, **more) for more in ({}, {"learning_rate": rate})
+    )
+    by_default.fit(buffer)
+    given.fit(buffer)
+    assert by_default.model.num_trees == 3
+    assert_same_trees(by_default.model, given.model)
+
+
 def test_swapping_the_members_of_all_pairs_and_their_labels_gives_the_same_trees():
     given = labelled(40, seed=1)
     swapped = PreferenceBuffer(given.trajectories)

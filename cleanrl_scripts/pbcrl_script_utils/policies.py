@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -127,55 +128,89 @@ class Candidates:
 
 
 class DeadEnd:
-    """A policy that is unsafe whatever it pays starts afresh, once; the learned cost stays.
+    """A policy from which no way leads on starts afresh; learned cost, noise and λ stay.
 
-    A price moves a policy step by step, and there may be no way: a pendulum that swings up too fast
-    is too fast for longer if it slows down a little. So a policy nearly all of whose episodes are
-    unsafe, at the highest λ, for a tenth of the training, gets the weights of its beginning back.
-    It has the second half of the training or more for a better way, under a cost that it did not
-    have at first. Only `--constraint rate` tells what share is unsafe.
+    A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
+    nearly all of whose episodes are unsafe at the highest λ: a pendulum that swings up too fast is
+    too fast for longer if it slows down a little. *Worse than untrained* is one that earns less
+    than in its first episodes: it fled a high price into a corner, and stays there when λ has
+    fallen. Either, for a tenth of the training, gets its nets' first weights back, each once. It
+    has half of the training or more for a better way, under a cost that it did not have at first.
+    Only `--constraint rate` tells what share is unsafe.
     """
 
     SHARE = 0.9
-    """Of the episodes, by what is measured."""
+    """Of the episodes are unsafe, as measured: nearly all."""
+    UNTRAINED = 20
+    """Episodes, the first that ended: what an untrained policy earns."""
 
     def __init__(
         self, args: Any, agent: nn.Module, optimizer: Optimizer, *, say: Callable[[str], object]
     ) -> None:
         self._agent, self._optimizer, self._say = agent, optimizer, say
-        self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that rises
+        self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._cap, self._total = args.multiplier_cap, args.num_iterations
-        self._first = [weights.detach().clone() for weights in agent.parameters()]
-        # Iterations without hope in a row, and the one at whose end it has started afresh, or 0.
-        self._state = {"hopeless": 0, "afresh": 0}
+        weights = agent.named_parameters()
+        self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
+        # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
+        self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
 
-    def update(self, iteration: int, unsafe: float | None, price: float) -> None:
+    def update(
+        self,
+        iteration: int,
+        unsafe: float | None,
+        price: float,
+        ended: NDArray[np.float64],
+        num_new: int,
+    ) -> None:
         """Take note of an iteration, and start afresh if it was one too many.
 
         Args:
             iteration: From 1 on.
             unsafe: Share of the episodes, as measured; None if it was not, which changes nothing.
             price: λ.
+            ended: Return and more of all episodes that have ended, (E, 2).
+            num_new: How many of them, the last, in this iteration.
         """
-        if not self._applies or self._state["afresh"] or unsafe is None:
+        if not self._applies or unsafe is None or num_new == 0:
             return
-        hopeless = unsafe >= self.SHARE and price >= self._cap * (1 - 1e-6)  # rounding
-        self._state["hopeless"] = self._state["hopeless"] + 1 if hopeless else 0
-        if self._state["hopeless"] < max(4, self._total / 10) or 2 * iteration > self._total:
+        returns = ended[:, 0]
+        at_cap = price >= self._cap * (1 - 1e-6)  # rounding
+        self._count(
+            iteration,
+            "unsafe",
+            unsafe >= self.SHARE and at_cap,
+            f"nearly all of its episodes were unsafe, with λ at its cap of {self._cap:g}",
+        )
+        self._count(
+            iteration,
+            "worse",
+            bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean()),
+            "it earned less than untrained",
+        )
+
+    def _count(self, iteration: int, kind: str, holds: bool, why: str) -> None:
+        state = self._state
+        state[kind] = state[kind] + 1 if holds else 0
+        is_long = state[kind] >= max(4, self._total / 10)
+        if not is_long or state[f"after_{kind}"] or 2 * iteration > self._total:
             return
         with torch.no_grad():
-            for weights, first in zip(self._agent.parameters(), self._first, strict=True):
-                weights.copy_(first)
+            for name, weights in self._agent.named_parameters():
+                if name in self._first:
+                    weights.copy_(self._first[name])
         self._optimizer.state.clear()
-        self._state["afresh"] = iteration
+        state[f"after_{kind}"] = iteration
         self._say(
-            f"iteration {iteration}: nearly all episodes of a tenth of the training were unsafe, "
-            f"with λ at its cap of {self._cap:g}; the policy starts afresh, the learned cost stays"
+            f"iteration {iteration}: the policy starts afresh, since for a tenth of the training "
+            f"{why}; the learned cost stays"
         )
 
     def summary(self) -> dict[str, int | None]:
         """What a run's summary has of it."""
-        return {"afresh_iteration": self._state["afresh"] or None}
+        return {
+            f"afresh_{kind}": self._state[f"after_{kind}"] or None for kind in ("unsafe", "worse")
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""

@@ -179,29 +179,44 @@ def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
 # -- A dead end ------------------------------------------------------------------------------------
 
 
-def walked(shares, *, price=3.0, **options):
-    """An agent that has moved away from its start, and these shares of unsafe episodes later."""
-    agent, said = Constant(), []
+class Walking(nn.Module):
+    """Weights, of which one is the noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(()))
+        self.log_std = nn.Parameter(torch.zeros(()))
+
+
+def walked(shares, *, price=3.0, earned=2.0, **options):
+    """An agent that has moved away from its start, and these shares of unsafe episodes later.
+
+    Its first 20 episodes returned 1 on average; two more in each iteration return `earned`.
+    """
+    agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
     dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, say=said.append)
-    agent.action.sum().backward()
+    (agent.action + agent.log_std).sum().backward()
     optimizer.step()
+    returns = [0.5, 1.5] * 10
     for iteration, share in enumerate(shares, start=1):
-        dead_end.update(iteration, share, price)
+        returns += [earned] * 2
+        dead_end.update(iteration, share, price, np.stack([returns, np.zeros(len(returns))], 1), 2)
     return agent, optimizer, said, dead_end
 
 
 def is_afresh(found):
     agent, optimizer, said, _ = found
     assert (agent.action == 0) == (not optimizer.state) == bool(said)
+    assert agent.log_std != 0  # the noise stays as it is
     return bool(said)
 
 
 def test_a_tenth_of_the_training_without_a_safe_episode_at_the_highest_price_is_a_dead_end():
     assert is_afresh(walked([0.2, *[1.0] * 10]))
-    assert "iteration 11: nearly all episodes of a tenth" in walked([0.2, *[1.0] * 10])[2][0]
+    assert "iteration 11: the policy starts afresh" in walked([0.2, *[1.0] * 10])[2][0]
     assert not is_afresh(walked([1.0] * 9))
     assert not is_afresh(walked([1.0] * 9 + [0.8] + [1.0] * 9))  # one that was safe now and then
     assert is_afresh(walked([1.0] * 9 + [None] + [1.0]))  # nothing was measured
@@ -212,22 +227,34 @@ def test_a_tenth_of_the_training_without_a_safe_episode_at_the_highest_price_is_
     assert not is_afresh(walked([1.0] * 3, num_iterations=6))
 
 
+def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
+    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9))
+    assert "it earned less than untrained" in walked([0.0] * 10, earned=0.9)[2][0]
+    assert is_afresh(walked([0.3] * 10, earned=-5.0))  # whether it is safe or not
+    assert not is_afresh(walked([0.0] * 9, earned=0.9))
+    assert not is_afresh(walked([0.0] * 50, earned=1.0))
+    assert not is_afresh(walked([None] * 41 + [0.0] * 20, earned=0.9))
+
+
 @pytest.mark.parametrize(
     "options", [{"constraint": "accept"}, {"constraint": "learned"}, {"multiplier_lr": 0.0}]
 )
 def test_where_no_share_is_measured_or_no_price_rises_nothing_is_a_dead_end(options):
-    assert not is_afresh(walked([1.0] * 50, **options))
+    assert not is_afresh(walked([1.0] * 50, earned=0.0, **options))
 
 
-def test_a_policy_starts_afresh_once():
+def test_a_policy_starts_afresh_once_of_each_kind():
     agent, _, said, dead_end = walked([1.0] * 10)
-    nn.init.constant_(agent.action, 5.0)
-    for iteration in range(11, 50):
-        dead_end.update(iteration, 1.0, 3.0)
-    assert agent.action == 5
-    assert len(said) == 1
-    assert dead_end.summary() == {"afresh_iteration": 10}
-    assert walked([1.0] * 9)[3].summary() == {"afresh_iteration": None}
+    assert dead_end.summary() == {"afresh_unsafe": 10, "afresh_worse": None}
+    ended = np.ones((20, 2))
+    for iteration in range(11, 51):
+        nn.init.constant_(agent.action, 5.0)
+        ended = np.concatenate([ended, np.zeros((1, 2))])
+        dead_end.update(iteration, 1.0, 3.0, ended, 1)
+        assert agent.action == (0 if iteration == 20 else 5)
+    assert len(said) == 2
+    assert dead_end.summary() == {"afresh_unsafe": 10, "afresh_worse": 20}
+    assert walked([1.0] * 9)[3].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
