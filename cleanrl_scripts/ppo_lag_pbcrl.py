@@ -424,7 +424,7 @@ def train(args: Args) -> Path:
         lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
-    scale = pbcrl.SignalScale(args.num_envs, args.gamma)
+    scale, adv_scale = (pbcrl.SignalScale(args.num_envs, gamma) for gamma in (args.gamma, 0.0))
     progress = Progress(next_obs=rollout.obs[0].copy())
     horizon = utils.horizon_of(envs)
     utils.check_labels(args)
@@ -457,7 +457,7 @@ def train(args: Args) -> Path:
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
-        checkpoint.add(scale=scale, dead_end=dead_end)
+        checkpoint.add(scale=scale, adv_scale=adv_scale, dead_end=dead_end)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
         checkpoint.add(constraint=constraint, monitor=monitor, candidates=candidates)
         checkpoint.add(rng=rng, noise=noise)
@@ -536,6 +536,9 @@ def train(args: Args) -> Path:
             ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
+            # All episodes share much of a learned cost; what sets them apart is what λ prices.
+            both = torch.stack([adv_r, adv_c])
+            adv_r, adv_c = both / adv_scale.update(both, ends[1])
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 

@@ -27,7 +27,8 @@ class SignalScale:
 
     Args:
         num_envs: N.
-        gamma: Discount per step, in [0, 1].
+        gamma: Discount per step, in [0, 1]. With 0 it is the scale of single steps, such as that of
+            advantages.
         forget: Share of the newest rollout in the mean, in (0, 1]: with the default some ten count,
             all alike until there are so many. Whoever takes note of single steps, as rollouts of
             T = 1, needs a smaller one.
