@@ -24,6 +24,13 @@ def test_the_scale_is_the_root_mean_square_of_discounted_sums():
     assert second[0].item() == pytest.approx(((32 + 100) / 2) ** 0.5)
 
 
+def test_without_a_discount_sums_are_the_single_steps():
+    """Advantages 3, -4 of reward and 0, 2 of cost: sqrt((9 + 16) / 2) and sqrt(4 / 2)."""
+    advantages = torch.tensor([[[3.0], [-4.0]], [[0.0], [2.0]]])
+    found = SignalScale(1, 0.0).update(advantages, torch.tensor([[False], [False]]))
+    assert found.flatten().tolist() == pytest.approx([12.5**0.5, 2**0.5])
+
+
 def test_the_scale_forgets_and_goes_on_from_its_state():
     scale, rng = SignalScale(3, 0.9), np.random.default_rng(0)
     never = torch.zeros((5, 3), dtype=torch.bool)

@@ -42,9 +42,10 @@ def test_scripts_share_all_that_is_not_their_method(other):
     first, second = sections_of(source_of("ppo_lag")), sections_of(source_of(other))
     for name in SHARED:
         assert differing(first[name], second[name]) == [], name
-    # Where costs end is the method's, and all that is its own here.
+    # Where costs end is the method's, and the scale of advantages; nothing else is its own here.
     advantages = differing(first["4. Advantages"], second["4. Advantages"])
-    assert all(line.startswith(("#", "ends = ")) for line in advantages)
+    own = "#", "ends = ", "both = ", "adv_r, adv_c = both / adv_scale"
+    assert all(line.startswith(own) for line in advantages)
     setup = differing(first["Setup"], second["Setup"])
     assert not any(re.search(r"agent|optimizer|rollout|rng|noise", line) for line in setup)
     unshared = [name for name in second if name not in first]
