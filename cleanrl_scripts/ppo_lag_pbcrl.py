@@ -69,7 +69,7 @@ class Args(utils.RunArgs):
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
     """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
-    multiplier_cap: utils.Bound = 3.0
+    multiplier_cap: utils.Bound = 30.0
     """highest λ"""
 
     # -- Method --------------------------------------------------------------------------------

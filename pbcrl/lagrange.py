@@ -18,8 +18,10 @@ KEPT = 0.8
 MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
+DEAR = 3.0
+"""Above this price λ moves at a tenth of its speed."""
+_SLOWLY = 0.1
 _LOWEST = 0.03  # λ, as a share of the first one
-_DEAR, _SLOWLY = 3.0, 0.1  # above this price λ moves at this share of its speed
 _SIGNED = ("log_integral", "excess")
 
 
@@ -129,7 +131,7 @@ class LagrangeMultiplier:
         e = min(max(state["excess"], -1.0), 1.0)
         answer, integral = 10 * self._lr * e, state["log_integral"]
         lowest, highest = math.log(self._lowest), math.log(self._cap)
-        dear = math.log(_DEAR)
+        dear = math.log(DEAR)
         fast, slow = (integral + share * self._lr * e for share in (1.0, _SLOWLY))
         if e > 0:
             there = max(min(fast, dear - answer), slow)

@@ -17,6 +17,7 @@ from pbcrl import Answers, LearnedCost, Trajectory
 from pbcrl.constraint import Constraint
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, Policy
+from pbcrl.lagrange import DEAR
 from pbcrl.storage import save_tensors
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.run import Run
@@ -131,7 +132,7 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; learned cost, noise and λ stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    nearly all of whose episodes are unsafe at the highest λ: a pendulum that swings up too fast is
+    nearly all of whose episodes are unsafe at a high λ: a pendulum that swings up too fast is
     too fast for longer if it slows down a little. *Worse than untrained* is one that earns less
     than in its first episodes: it fled a high price into a corner, and stays there when λ has
     fallen. Either, for a tenth of the training, gets its nets' first weights back, each once. It
@@ -149,7 +150,7 @@ class DeadEnd:
     ) -> None:
         self._agent, self._optimizer, self._say = agent, optimizer, say
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
-        self._cap, self._total = args.multiplier_cap, args.num_iterations
+        self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
         # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
@@ -175,12 +176,12 @@ class DeadEnd:
         if not self._applies or unsafe is None or num_new == 0:
             return
         returns = ended[:, 0]
-        at_cap = price >= self._cap * (1 - 1e-6)  # rounding
+        is_dear = price >= self._dear * (1 - 1e-6)  # rounding
         self._count(
             iteration,
             "unsafe",
-            unsafe >= self.SHARE and at_cap,
-            f"nearly all of its episodes were unsafe, with λ at its cap of {self._cap:g}",
+            unsafe >= self.SHARE and is_dear,
+            f"nearly all of its episodes were unsafe, with λ at {self._dear:g} or above",
         )
         self._count(
             iteration,
