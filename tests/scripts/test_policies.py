@@ -222,6 +222,8 @@ def test_a_tenth_of_the_training_without_a_safe_episode_at_the_highest_price_is_
     assert is_afresh(walked([1.0] * 9 + [None] + [1.0]))  # nothing was measured
     assert not is_afresh(walked([1.0] * 20, price=2.9))
     assert is_afresh(walked([1.0] * 20, price=np.nextafter(3.0, 0.0)))
+    assert is_afresh(walked([1.0] * 20, multiplier_cap=30.0))  # λ goes on, but slowly
+    assert is_afresh(walked([1.0] * 20, price=2.9, multiplier_cap=2.9))
     assert not is_afresh(walked([None] * 41 + [1.0] * 20))  # too late for a new way
     assert is_afresh(walked([1.0] * 4, num_iterations=12))
     assert not is_afresh(walked([1.0] * 3, num_iterations=6))
