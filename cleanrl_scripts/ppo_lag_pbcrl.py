@@ -69,7 +69,7 @@ class Args(utils.RunArgs):
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
     multiplier_initial: utils.NonNegative = 1.0
     """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
-    multiplier_cap: utils.Bound = 30.0
+    multiplier_cap: utils.Bound = 3.0
     """highest λ"""
 
     # -- Method --------------------------------------------------------------------------------
@@ -536,9 +536,9 @@ def train(args: Args) -> Path:
             ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            # All episodes share much of a learned cost; what sets them apart is what λ prices.
-            both = torch.stack([adv_r, adv_c])
-            adv_r, adv_c = both / adv_scale.update(both, ends[1])
+            # What all episodes share of a learned cost dilutes the price of what sets them apart.
+            spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
+            adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
