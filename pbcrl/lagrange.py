@@ -56,9 +56,8 @@ class LagrangeMultiplier:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
         initial: First λ, in (0, cap] and finite; with `lr=0` 0, too.
         cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
-            Far above 3 the reward hardly counts, and a policy follows a learned cost's errors. A
-            true cost has none, and where both advantages are divided by their own scale, 3 is no
-            longer far: the scripts' cap is 30.
+            Far above 3 the reward hardly counts, and a policy follows a learned cost's errors; a
+            true cost has none, and `ppo_lag.py` a cap of 30.
 
     Raises:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
