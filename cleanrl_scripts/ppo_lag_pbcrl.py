@@ -538,7 +538,7 @@ def train(args: Args) -> Path:
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             # What all episodes share of a learned cost dilutes the price of what makes some unsafe.
             spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
-            if args.constraint == "rate":
+            if args.constraint != "accept":
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
