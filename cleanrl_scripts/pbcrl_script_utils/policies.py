@@ -201,7 +201,7 @@ class DeadEnd:
                 if name in self._first:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
-        state[f"after_{kind}"] = iteration
+        state |= {"unsafe": 0, "worse": 0, f"after_{kind}": iteration}
         self._say(
             f"iteration {iteration}: the policy starts afresh, since for a tenth of the training "
             f"{why}; the learned cost stays"
