@@ -537,8 +537,8 @@ def train(args: Args) -> Path:
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
             # What all episodes share of a learned cost dilutes the price of what makes some unsafe.
-            spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
             if args.constraint != "accept":
+                spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)

@@ -179,12 +179,11 @@ def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
 # -- A dead end ------------------------------------------------------------------------------------
 
 
-class Walking(nn.Module):
-    """Weights, of which one is the noise."""
+class Walking(Constant):
+    """An agent that has noise, too."""
 
     def __init__(self):
         super().__init__()
-        self.action = nn.Parameter(torch.zeros(()))
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
