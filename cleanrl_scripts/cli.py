@@ -12,7 +12,7 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent
 
 COMMANDS = {
-    "demo": ("demo.py", "scripts", "learn a cost on the toy, in two minutes, and draw it"),
+    "demo": ("demo.py", "scripts", "learn a cost on the toy, in a few minutes, and draw it"),
     "train": ("", "scripts", "train a policy: pbcrl train SCRIPT [flags]"),
     "label": ("", "label", "answer the questions of a label folder"),
     "evaluate": ("evaluate.py", "scripts", "play a finished run, compare learned with true costs"),

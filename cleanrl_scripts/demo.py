@@ -1,4 +1,4 @@
-"""Learn a cost from simulated answers on the toy, and draw it: about three minutes of a core.
+"""Learn a cost from simulated answers on the toy, and draw it: some five minutes of a core.
 
     pbcrl demo
 

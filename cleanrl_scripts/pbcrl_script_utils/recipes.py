@@ -2,7 +2,7 @@
 
 `--env-id` chooses a task's recipe, `--label-folder` that of people; what is given on the command
 line counts more. `--help` beside these flags lists the recipe, and so does the start of a run.
-A task has six values at most, and people three more.
+A task has five values at most, and people two.
 """
 
 from __future__ import annotations
