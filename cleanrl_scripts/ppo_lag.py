@@ -341,13 +341,14 @@ def train(args: Args) -> Path:
 
         checkpoint = utils.Checkpoint(run, args, keep=keep)
         checkpoint.add(progress=progress, agent=agent, optimizer=optimizer, multiplier=multiplier)
-        checkpoint.add(scale=scale)
-        checkpoint.add(envs=envs, collector=collector, rng=rng, noise=noise)
+        checkpoint.add(scale=scale, envs=envs, collector=collector)
+        checkpoint.add(rng=rng, noise=noise, torch=torch.default_generator)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded or not utils.has_state(envs):  # envs without a state begin again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)
+            scale.reset()  # its sums are of episodes that were dropped
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
             done = (iteration - 1) / args.num_iterations  # share of the training

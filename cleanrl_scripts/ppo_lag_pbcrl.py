@@ -357,7 +357,7 @@ def make_trainer(
     """What learns from labels, and what it trains: edit me."""
     limits: dict[str, Any] = {"output_scale": horizon**-0.5, "horizon": horizon}
     initial = float(args.cost_model == "net") if args.dead_zone is None else args.dead_zone
-    dead_zone = pbcrl.DeadZone(initial, lr=args.dead_zone_lr)
+    dead_zone = pbcrl.DeadZone(initial, lr=args.dead_zone_lr, maximum=max(10.0, initial))
     options: dict[str, Any] = {"dead_zone": dead_zone, "snr_weight": args.snr_weight, "rng": rng}
     if args.cost_model == "trees":
         trees = pbcrl.TreeCost.for_env(envs, **limits)
@@ -388,9 +388,9 @@ def pretrain(
                 "learned from them; the cost is 0 until the policy's own are of both kinds"
             )
             return
-        history = trainer.pretrain(train, valid, on_evaluation=run.pretrained)
-        if min(history, key=lambda e: e.selection_loss) is history[0]:
-            run.warn("nothing was learned in pretraining; every episode lies on the learned limit")
+        trainer.pretrain(train, valid, on_evaluation=run.pretrained)
+        if np.ptp(trainer.model.score(train.trajectories)) == 0:
+            run.warn("nothing was learned in pretraining; all episodes have the same learned cost")
 
 
 # -- Training --------------------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def train(args: Args) -> Path:
         checkpoint.add(scale=scale, adv_scale=adv_scale, dead_end=dead_end)
         checkpoint.add(envs=envs, cost_model=cost_model, trainer=trainer, feedback=feedback)
         checkpoint.add(constraint=constraint, monitor=monitor, candidates=candidates)
-        checkpoint.add(rng=rng, noise=noise)
+        checkpoint.add(rng=rng, noise=noise, torch=torch.default_generator)
         loaded = args.resume is not None and checkpoint.load()
 
         if not loaded and args.offline_queries:
@@ -471,6 +471,7 @@ def train(args: Args) -> Path:
         if not loaded or not utils.has_state(envs):  # envs without a state begin again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)
+            scale.reset()  # its sums are of episodes that were dropped
             feedback.set_unused_labels_aside()
         if not loaded:  # so that nothing is pretrained twice
             checkpoint.save()

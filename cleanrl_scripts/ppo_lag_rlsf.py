@@ -469,7 +469,7 @@ def train(args: Args) -> Path:
         checkpoint.add(scale=scale)
         checkpoint.add(envs=envs, classifier=classifier, classifier_optimizer=classifier_optimizer)
         checkpoint.add(good=good, bad=bad, novelty=novelty, oracle=oracle)
-        checkpoint.add(rng=rng, noise=noise)
+        checkpoint.add(rng=rng, noise=noise, torch=torch.default_generator)
         loaded = args.resume is not None and checkpoint.load()
 
         # Labels behind the checkpoint are asked for again, and are the same.
@@ -487,6 +487,7 @@ def train(args: Args) -> Path:
         if not loaded or not utils.has_state(envs):  # envs without a state begin again
             seed = env_seed + 2_000_000 * progress.iteration
             progress.next_obs = utils.start_episodes(envs, seed=seed, num_steps=args.num_steps)
+            scale.reset()  # its sums are of episodes that were dropped
         for iteration in run.iterations(progress):
             # -- 1. Roll out -----------------------------------------------------------------------
             done = (iteration - 1) / args.num_iterations  # share of the training

@@ -58,9 +58,9 @@ def cost_limit(env_id: str) -> float | None:
     """Look up d, the true cost limit per episode of a known env; None for any other env.
 
     Args:
-        env_id: Gymnasium id, spelled as registered.
+        env_id: Gymnasium id, spelled as registered; `pbcrl_envs:` may stand before it.
     """
     limits = {task.env_id: task.threshold for task in TASKS.values()}
     limits |= {f"Proving{name}-v0": limit for name, (_, limit) in PROVING.items()}
     limits |= _HIGHWAY
-    return limits.get(env_id)
+    return limits.get(env_id.removeprefix("pbcrl_envs:"))

@@ -32,7 +32,8 @@ def draw_pairs(num_trajectories: int, num_pairs: int, *, rng: np.random.Generato
     """Draw distinct pairs of trajectories, each in random order.
 
     What limits a cost model is the number of different trajectories, not of pairs, so every one is
-    used before any is used again: pairs are cut from one random permutation after another.
+    used before any is used again, unless more than half of all pairs are drawn: pairs are cut from
+    one random permutation after another.
     Random order matters too: with the safer one always first, the label entropy of Eq. 9 is 0.
 
     Args:

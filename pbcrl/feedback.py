@@ -134,7 +134,6 @@ class FeedbackLoop:
         self._open_batch: int | None = None  # the oracle's number
         self._answers: dict[int, AnyLabel] = {}  # collected, but not logged yet
         self._surprises: list[int] = []  # positions in the buffer of what is to be seen once more
-        self._seen_twice: set[int] = set()  # and of what has been shown once more
         self._warned_of_budget = False
 
     @property
@@ -228,7 +227,9 @@ class FeedbackLoop:
             due: Online queries since the beginning, such as
                 `online_queries * iteration // num_iterations`. A batch counts as half as many as it
                 shows episodes.
-            model: What has been learned so far, for a `select` that looks at it.
+            model: What has been learned so far. It judges the labelled episodes (`model_error`),
+                and an episode that it wrongly calls safe is shown once more. A `select` may look
+                at it, too. None asks for no second look.
             batch: Episodes per batch; 0 shows none.
             wait: Seconds to wait at most for the answers that are open; may be inf.
 
@@ -294,7 +295,6 @@ class FeedbackLoop:
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
             "open_batch": self._open_batch,
             "surprises": list(self._surprises),
-            "seen_twice": sorted(self._seen_twice),
             "oracle": self.oracle.state_dict(),
         }
 
@@ -341,7 +341,7 @@ class FeedbackLoop:
             numbers = self.oracle.submit(self.buffer.queries(pairs))
         self._open = dict(zip(numbers, pairs, strict=True))
         self._open_batch = state["open_batch"]
-        self._surprises, self._seen_twice = list(state["surprises"]), set(state["seen_twice"])
+        self._surprises = list(state["surprises"])
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
@@ -388,7 +388,6 @@ class FeedbackLoop:
             self._fresh, self._num_unjudged = [], 0
         finally:  # the oracle's disk may be full: what was asked by then counts
             asked = self._queries_asked - before
-            self._seen_twice |= set(again[:asked].tolist())
             del self._surprises[: min(asked, len(again))]
             self._end_round(start, has_asked=asked > 0)
 
@@ -437,7 +436,8 @@ class FeedbackLoop:
         self._answers = {}
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
         shown, unsafe = self.buffer.unsafe_shares(new)
-        is_first = np.array([i not in self._seen_twice for i in shown.tolist()], dtype=bool)
+        is_first, counts = self._looks(new, shown)
+        shown, unsafe, is_first = shown[counts], unsafe[counts], is_first[counts]
         # A model that no label has taught yet says nothing of one that these have.
         if len(self.buffer) == len(labels):
             model = None
@@ -451,6 +451,21 @@ class FeedbackLoop:
             batch=batch,
             batch_shown=batch_shown,
         )
+
+    def _looks(
+        self, new: NDArray[np.int64], shown: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which of the episodes shown in new pairs are judged for the first time, and which count.
+
+        A second look counts, too. It is a pair of two rounds, and is about the older one. Whoever
+        answers late may judge an episode of several pairs in several rounds: the first counts.
+        """
+        pairs, num_before = self.buffer.labelled_pairs, len(self.buffer) - len(new)
+        judged = pairs[:num_before][~np.isnan(self.buffer.labels[:num_before, 1:])]
+        is_first = ~np.isin(shown, judged)
+        asked_in = np.searchsorted(self._start + np.cumsum(self._rounds), pairs[new], side="right")
+        looked_again = pairs[new].min(axis=1)[asked_in[:, 0] != asked_in[:, 1]]
+        return is_first, is_first | np.isin(shown, looked_again)
 
     def _errors(
         self,

@@ -229,8 +229,8 @@ class Trainer(ABC):
         self._warn_once(
             RuntimeWarning,
             f"a limit lies between safe and unsafe trajectories, but {found}, and nothing has been "
-            f"learned in {self._rounds_in_vain} rounds; have episodes of both kinds compared "
-            "before (`FeedbackLoop.label_all`), or check by what limit they are called safe",
+            f"learned in {self._rounds_in_vain} rounds; have episodes of both kinds labelled "
+            "before training, or check by what limit they are called safe",
         )
 
     def _warn_of_marks(self, buffer: PreferenceBuffer) -> None:

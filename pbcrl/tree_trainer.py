@@ -120,7 +120,7 @@ class TreeTrainer(Trainer):
         self.marks: tuple[Marks, ...] = ()
         """Likewise."""
         self._num_fitted = 0  # pairs, in the newest fit
-        self._num_offline = 0  # pairs, in pretraining
+        self._num_offline: int | None = None  # pairs, before the first round; None until then
 
     def pretrain(
         self,
@@ -191,9 +191,9 @@ class TreeTrainer(Trainer):
 
         The trees are grown anew, and the dead zone is moved before, as soon as all N labels are a
         tenth more than at the last time, or the online ones half as many again: the first ones say
-        most about how a policy lives on errors. Below 200, N² / 2,000 more are enough (one at
-        45, five at 100): so few say much each. So all fits together take some thirty times as long
-        as the last, however small rounds are.
+        most about how a policy lives on errors. Below 200, N² / 2,000 more are enough (one up to
+        44, five at 100): so few say much each. So all fits together take ten to twenty-five times
+        as long as the last, however small rounds are.
         """
         self._check_new(buffer, new)
         if not len(new):
@@ -202,6 +202,8 @@ class TreeTrainer(Trainer):
         predicted, labelled = self.violation_rates(buffer, new)
         measured = {"violation_gap": predicted - labelled, "violation_rate": labelled}
         self._warn_of_one_side(buffer)
+        if self._num_offline is None:
+            self._num_offline = len(buffer) - len(new)
         num, fitted = len(buffer), self._num_fitted
         online, before = num - self._num_offline, fitted - self._num_offline
         enough = min(fitted / 10, fitted**2 / 2_000)
@@ -281,16 +283,19 @@ class TreeTrainer(Trainer):
     def _fit(self, buffer: PreferenceBuffer) -> float:
         self._check_labels(buffer)
         self._warn_of_lengths(buffer)
-        return self._grow(buffer, None, self._rounds, None)[0]
+        return self._grow(buffer)[0]
 
     def _grow(
         self,
         buffer: PreferenceBuffer,
-        valid: PreferenceBuffer | None,
-        patience: int,
-        on_evaluation: Callable[[int, Evaluation], None] | None,
+        valid: PreferenceBuffer | None = None,
+        patience: int = 0,
+        on_evaluation: Callable[[int, Evaluation], None] | None = None,
     ) -> tuple[float, list[Evaluation]]:
-        """Return the total loss of the first member, and its evaluations."""
+        """Return the total loss of the first member, and its evaluations.
+
+        Without `valid` there are none, and no patience is needed.
+        """
         batch = buffer.batch(self._weighted(len(buffer)))
         if not buffer.is_trainable:
             batch = _without_safety(batch)
@@ -349,9 +354,9 @@ class TreeTrainer(Trainer):
 
         They are about the policy as it is, and few: in pretraining nobody has seen how it errs.
         """
-        pairs, num_online = np.arange(num_pairs), num_pairs - self._num_offline
-        copies = min(10, max(1, self._num_offline // max(1, num_online)))
-        return np.concatenate([pairs, np.tile(pairs[self._num_offline :], copies - 1)])
+        pairs, num_offline = np.arange(num_pairs), self._num_offline or 0
+        copies = min(10, max(1, num_offline // max(1, num_pairs - num_offline)))
+        return np.concatenate([pairs, np.tile(pairs[num_offline:], copies - 1)])
 
     def _boost(
         self,

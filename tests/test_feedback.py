@@ -202,6 +202,36 @@ def test_an_unsafe_label_that_surprises_counts_once_a_second_look_confirms_it():
     assert 4 not in costs_of(loop.buffer, loop.round(4, model=Judge(5)).pairs)[0]
 
 
+class OneByOne(SyntheticOracle):
+    """Answers one question per round, the oldest of those that are open."""
+
+    found: dict = {}
+
+    def collect(self, *, wait=0.0):
+        self.found = self.found | super().collect(wait=wait)
+        return {number: self.found.pop(number) for number in sorted(self.found)[:1]}
+
+
+def test_late_labels_of_an_episode_are_no_second_look_and_count_it_once():
+    """Of three pairs of 1, 2 and 4 two show 4, and both are asked before it is known to be unsafe.
+
+    The model errs by 0 on 1, on 2 and on the fresh one, and by 1 on 4, by its second look alone.
+    """
+    loop = taught(OneByOne(3))
+    loop.add(episodes(1, 2, 4))
+    rounds = [loop.round(4, model=Judge(5))]
+    assert 4 in costs_of(loop.buffer, rounds[0].pairs)[0]
+    assert (rounds[0].unsafe_rate, rounds[0].num_judged) == (0.5, 1)
+    loop.add(episodes(2.2, 2.4))
+    rounds += [loop.round(5, model=Judge(5)) for _ in range(3)]
+    *earlier, last = rounds
+    assert [4 in costs_of(loop.buffer, one.pairs)[0] for one in earlier].count(True) == 2
+    assert 4 in costs_of(loop.buffer, last.pairs)[0]
+    assert (last.unsafe_rate, last.model_error, last.num_judged) == (0.0, 0.5, 2)
+    assert sum(one.num_judged for one in earlier) == 2
+    assert {one.model_error for one in earlier} <= {0.0, None}
+
+
 def test_a_mistake_that_a_second_look_withdraws_moves_nothing():
     loop = taught(Erring(5, 1))
     loop.add(episodes(1, 2))

@@ -167,6 +167,18 @@ def test_two_people_make_one_label_and_it_is_not_there_before_both_have_answered
     assert math.isnan(label.second_safe)
 
 
+def test_an_answer_of_one_is_not_enough_for_a_later_run_that_wants_two(tmp_path):
+    FolderOracle(tmp_path).submit([query(1, 2)])
+    answer(tmp_path, 1, Label(1, 1, 0), annotator="Ada")
+    oracle = FolderOracle(tmp_path, annotators=2, run="another")
+    (other,) = oracle.submit([query(3, 4)])
+    assert oracle.collect() == {}  # now the oracle knows what was answered
+    (number,) = oracle.submit([query(1, 2)])
+    assert oracle.collect() == {}
+    answer(tmp_path, 1, Label(1, 1, 0), annotator="Bob")
+    assert oracle.collect() == {number: Label(1, 1, 0)}
+
+
 def test_nobody_cannot_answer(tmp_path):
     with pytest.raises(ValueError, match="annotators must be >= 1, got 0"):
         FolderOracle(tmp_path, annotators=0)

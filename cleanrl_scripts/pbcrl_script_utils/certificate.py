@@ -20,9 +20,10 @@ CERTIFICATES = "certificates.jsonl"
 """Of a run's folder."""
 CONFIDENCE = 0.95
 """Share of certificates, at the least, whose bound is true."""
+MOST_EPISODES = 100_000
+"""That anybody would play."""
 
 _HEAD = "## Certificates"
-_MOST_EPISODES = 100_000  # that anybody would play
 
 
 def unsafe_bound(unsafe: int, episodes: int) -> float:
@@ -110,7 +111,7 @@ class Certificate:
     def _enough(self, seen: int) -> int | None:
         """How many episodes would be certified at the same share of unsafe ones."""
         number = self.episodes
-        while number < _MOST_EPISODES:
+        while number < MOST_EPISODES:
             number = math.ceil(number * 1.01) + 1
             unsafe = math.ceil(number * seen / self.episodes)
             if unsafe_bound(unsafe, number) <= self.max_unsafe_rate:

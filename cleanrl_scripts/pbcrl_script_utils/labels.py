@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ from pbcrl.oracle import Teacher, num_queries
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.run import Run
 
+ERRORS = "preference_noise", "safety_noise"
+"""Arguments of the simulated oracle."""
+
 
 def check_labels(args: Any) -> None:
-    """Refuse a constraint that no label can move.
+    """Refuse a constraint that no label can move, and arguments that would do nothing.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -21,6 +25,19 @@ def check_labels(args: Any) -> None:
     Raises:
         ValueError: If so.
     """
+    default = {field.name: field.default for field in fields(args)}
+    by_people = args.label_folder is not None
+    about = ("marks", *ERRORS) if by_people else ("label_annotators", "label_wait")
+    if idle := [name for name in about if getattr(args, name) != default[name]]:
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
+        who = "the simulated oracle, but people answer (--label-folder)"
+        who = who if by_people else "people, but the simulated oracle answers (no --label-folder)"
+        raise ValueError(f"{flags} would do nothing: about {who}; leave out one or the other")
+    if 0 < args.offline_queries < 10:
+        raise ValueError(
+            "a tenth of --offline-queries says when pretraining stops, so that 10 are the fewest, "
+            f"got {args.offline_queries}; use 0 to pretrain on none"
+        )
     if args.constraint != "learned" and not args.online_queries:
         raise ValueError(
             f"--constraint {args.constraint} moves the multiplier by labels of fresh episodes, but "

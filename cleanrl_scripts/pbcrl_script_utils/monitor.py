@@ -95,7 +95,8 @@ class LabelMonitor:
                 f"fewer than {batch} episodes were new or had an answer in a labelling round, and "
                 "λ stayed; lower --accept-batch, or raise --finetune-interval"
             )
-        elif not batch and answers.unsafe_rate is None:
+        asked = self._feedback.num_open or len(answers.pairs)
+        if not batch and asked and answers.unsafe_rate is None:
             self._run.warn("no safety label came in a labelling round: λ follows the model alone")
 
     def summary(self) -> dict[str, float | None]:

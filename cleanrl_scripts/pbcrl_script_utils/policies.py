@@ -143,7 +143,7 @@ class DeadEnd:
     SHARE = 0.9
     """Of the episodes are unsafe, as measured: nearly all."""
     UNTRAINED = 20
-    """Episodes, the first that ended: what an untrained policy earns."""
+    """Episodes, the first that ended: what a policy earns that is hardly trained."""
 
     def __init__(
         self, args: Any, agent: nn.Module, optimizer: Optimizer, *, say: Callable[[str], object]
@@ -187,7 +187,7 @@ class DeadEnd:
             iteration,
             "worse",
             bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean()),
-            "it earned less than untrained",
+            "it earned less than in its first episodes",
         )
 
     def _count(self, iteration: int, kind: str, holds: bool, why: str) -> None:
@@ -230,7 +230,12 @@ def choose_policy(
     cost_model: LearnedCost,
     constraint: Constraint,
 ) -> dict[str, int]:
-    """Choose among the candidates of a run by fresh episodes; return what its summary has of it."""
+    """Choose among the candidates of a run by fresh episodes; return what its summary has of it.
+
+    A constraint on batches, which are labelled, says nothing of them: the last one stays.
+    """
+    if constraint.batch:
+        return {"chosen_iteration": args.num_iterations}
 
     def judge() -> tuple[float | None, float]:
         returns, episodes = list[float](), list[Trajectory]()

@@ -77,6 +77,7 @@ _OF_PBCRL: dict[str, Recipe] = {
 
 def recipe_of(env_id: str, *, script: str, by_people: bool = False) -> Recipe:
     """Return what a script, named without its `.py`, takes for a task; maybe nothing."""
+    env_id = str(env_id).removeprefix("pbcrl_envs:")  # an argument that is missing is no text
     recipe = dict(_OF_ALL.get(env_id, {}))
     if script == "ppo_lag_pbcrl":
         # So few answers show no batch of fifty episodes.

@@ -454,7 +454,8 @@ class Run:
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
         earned = [row["return"] for row in rows if _finite(row.get("return"))]
-        return [line for line in (said, standstill_verdict(earned)) if line is not None]
+        stood_still = standstill_verdict(earned, by_labels=hasattr(args, "online_queries"))
+        return [line for line in (said, stood_still) if line is not None]
 
     def _end_stage(self) -> None:
         assert self._stage is not None

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from pbcrl_script_utils.certificate import MOST_EPISODES
+
 _LONGER = "; train longer, or raise --multiplier-lr"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
 _FEW = 5  # costly episodes, for a normal interval of the mean cost
 _FEW_OF_A_SIDE = 10  # for one of a share that is judged right
-_MOST_EPISODES = 100_000  # that anybody would play
 _BLOCKS = 15  # of a run, of which three are its last fifth
 
 
@@ -107,7 +108,7 @@ def _enough(costly: int, episodes: int, share: float, flag: str) -> str:
     distance = abs(found - share)
     wanted = 1.96**2 * found * (1 - found) / distance**2 if distance else math.inf
     wanted = max(wanted, _FEW / found)
-    if wanted > _MOST_EPISODES:
+    if wanted > MOST_EPISODES:
         return "so near to the limit no number of episodes tells"
     digits = 10 ** (math.floor(math.log10(wanted)) - 1)
     return f"{flag} {math.ceil(wanted / digits) * digits} may tell"
@@ -242,7 +243,7 @@ def multiplier_verdict(
     return f"{said}{above} train longer, {longer}{higher}"
 
 
-def standstill_verdict(returns: Sequence[float]) -> str | None:
+def standstill_verdict(returns: Sequence[float], *, by_labels: bool = True) -> str | None:
     """Say if the policy earns less than it did untrained: then the cost has stopped it.
 
     The mean of the last fifth of the iterations is below that of the first twentieth, by more than
@@ -251,6 +252,7 @@ def standstill_verdict(returns: Sequence[float]) -> str | None:
     Args:
         returns: Mean return of the training episodes of each iteration, of those in which some
             ended.
+        by_labels: Whether the cost was learned, so that labels would help.
     """
     if len(returns) < 40:
         return None
@@ -258,10 +260,10 @@ def standstill_verdict(returns: Sequence[float]) -> str | None:
     end = np.asarray(returns[-(len(returns) // 5) :])
     if start.mean() - end.mean() <= math.hypot(interval(start), interval(end)):
         return None
+    labels = "ask more, mark unsafe moments (docs/labels.md), or " if by_labels else ""
     return (
         f"the policy earns less than it did untrained, {end.mean():.4g} to {start.mean():.4g}: the "
-        "cost has stopped it. If a safe policy can earn more, ask more, mark unsafe moments "
-        "(docs/labels.md), or raise the limit"
+        f"cost has stopped it. If a safe policy can earn more, {labels}raise the limit"
     )
 
 

@@ -89,7 +89,7 @@ class Gap(ProvingTask):
         cost = (np.abs(to_x) < 0.15) & (np.sqrt(vx * vx + vy * vy) > cls.CAREFUL)
         reward = to_x - x
         through = to_x > 0.6
-        # A new passage, as high above the middle as this one ended below it.
+        # A new passage, at another height: mirrored at 0.15, and clipped by the next step.
         to_x, to_y = np.where(through, -0.9, to_x), np.where(through, 0.3 - to_y, to_y)
         return Advance(np.stack([to_x, to_y, vx, vy], 1), reward, cost.astype(np.float64))
 

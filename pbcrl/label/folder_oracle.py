@@ -198,6 +198,7 @@ class FolderOracle:
         replays = self._drawn([one for _, members in new.values() for one in members])
         # All of them: what is waited for comes before what other runs have asked.
         numbers = self.store.ask(questions, run=self._run, wanted=self._annotators, replays=replays)
+        self._num_events = -1  # what had enough answers may want more now
         number_of = dict(zip(digests, numbers, strict=True))
         self._asked |= {digest: (number_of[digest], cost) for digest, cost in costs.items()}
         ours = list(range(self._submitted, self._submitted + len(questions)))

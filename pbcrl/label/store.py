@@ -123,12 +123,12 @@ def contradiction(label: AnyLabel) -> str | None:
 
 
 def checked_name(annotator: str) -> str:
-    """Return an annotator's name as it is kept.
+    """Return an annotator's name as it is kept: without spaces around it.
 
     Raises:
         ValueError: If it is empty, longer than 60 characters, or holds what cannot be printed.
     """
-    name = " ".join(annotator.split(" ")).strip()
+    name = annotator.strip(" ")
     if not 1 <= len(name) <= 60 or not name.isprintable():
         raise ValueError(
             f"an annotator's name has 1 to 60 printable characters, got {annotator[:80]!r}; choose "

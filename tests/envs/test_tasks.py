@@ -29,7 +29,7 @@ from pbcrl_envs import TASKS, cost_limit
 def test_the_table_holds_the_limits_and_horizons_of_the_paper(env_id, limit, horizon):
     (task,) = (task for task in TASKS.values() if task.env_id == env_id)
     assert (task.threshold, task.horizon) == (limit, horizon)
-    assert cost_limit(env_id) == limit
+    assert cost_limit(env_id) == cost_limit(f"pbcrl_envs:{env_id}") == limit
 
 
 def test_an_env_outside_the_table_has_no_known_limit():

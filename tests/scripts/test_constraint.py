@@ -184,6 +184,18 @@ def test_the_constraint_is_that_of_the_flags(script, make_args):
             {"constraint": "accept", "accept_batch": 80},
             "--accept-batch 80 counts as 40 queries, but only 17 are due in the last ",
         ),
+        (
+            {"offline_queries": 9},
+            "a tenth of --offline-queries says when pretraining stops, so that 10 are the fewest",
+        ),
+        (
+            {"label_folder": "questions", "marks": True},
+            "--marks and --safety-noise would do nothing: about the simulated oracle, but people",
+        ),
+        (
+            {"label_annotators": 3, "label_wait": 5.0},
+            "--label-annotators and --label-wait would do nothing: about people, but the sim",
+        ),
     ],
 )
 def test_a_constraint_that_cannot_be_is_refused_before_anything_is_made(
@@ -202,6 +214,22 @@ def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_onc
     (warning,) = summary(folder)["warnings"]
     assert "fewer than 14 episodes were new or had an answer in a labelling round" in warning
     assert summary(folder)["queries_used"] == 220  # all on pairs
+
+
+def test_where_nothing_was_asked_no_label_is_missed(script, make_args):
+    """In the first 20 steps no whole episode of 100 has ended."""
+    options = {"num_steps": 20, "minibatch_size": 80, "total_timesteps": 80 * 24}
+    folder = script.train(make_args("run", constraint="rate", **options))
+    assert rows(folder)[0]["queries_used"] == 100  # offline
+    assert "no safety label" not in str(summary(folder)["warnings"])
+
+
+def test_a_policy_under_batches_is_the_last_one_and_nothing_is_played_to_choose_it(
+    script, make_args, monkeypatch
+):
+    monkeypatch.setattr("pbcrl_script_utils.policies.play", None)
+    folder = script.train(make_args("run", constraint="accept"))
+    assert summary(folder)["chosen_iteration"] == ITERATIONS
 
 
 def test_what_is_due_before_the_first_episodes_can_have_ended_is_no_reason_to_warn(

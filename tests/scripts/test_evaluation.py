@@ -343,6 +343,9 @@ def test_a_policy_that_earns_less_than_untrained_was_stopped_by_the_cost():
     assert verdict.standstill_verdict([*start, *middle, *[1.1, 1.3] * 10]) is None  # the noise of 5
     assert verdict.standstill_verdict([*start, *middle, *[2.0, 9.0] * 10]) is None
     assert verdict.standstill_verdict([9.0] * 2 + [1.0] * 37) is None  # of so few nothing is said
+    told = verdict.standstill_verdict([*start, *middle, *[0.5, 1.0] * 10], by_labels=False)
+    assert told is not None
+    assert told.endswith("If a safe policy can earn more, raise the limit")
 
 
 def test_a_multiplier_that_climbs_to_the_end_says_so():

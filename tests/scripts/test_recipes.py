@@ -226,6 +226,11 @@ def test_no_other_env_has_a_recipe():
             assert recipe_of(env_id, script=name) == {}
 
 
+def test_a_recipe_is_found_by_an_id_that_names_the_package_too():
+    found = recipe_of(f"pbcrl_envs:{GOAL}", script="ppo_lag")
+    assert found == recipe_of(GOAL, script="ppo_lag") != {}
+
+
 def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
     script = scripts.ppo_lag_pbcrl
     budgets = []

@@ -302,6 +302,17 @@ def test_a_script_that_has_changed_in_between_is_said_and_kept(
     assert (folder / "ppo_lag.py").read_bytes() == Path(edited.__file__).read_bytes()
 
 
+def test_a_net_that_draws_random_numbers_goes_on_with_the_same_ones(
+    scripts, tmp_path, monkeypatch
+):
+    dropout = "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))"
+    edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU(inplace=True)", dropout))
+    whole = edited.train(small_ppo_lag(scripts, tmp_path, run_name="whole"))
+    args = small_ppo_lag(scripts, tmp_path, run_name="cut")
+    cut_off(edited, args, after=2, monkeypatch=monkeypatch)
+    assert_same_run(resume(edited, tmp_path / "cut"), whole)
+
+
 def test_envs_whose_state_nobody_knows_begin_their_episodes_again(
     scripts, tmp_path, pbcrl_args, toy_episodes, monkeypatch
 ):
