@@ -95,8 +95,10 @@ def import_env(env_id: str, *, by_user: bool) -> str:
     """
     if ":" in env_id:
         # A script's path starts with its own folder: evaluate.py may hide a package of that name.
+        # Where this package is installed, the folder above it is that of all packages, and stays.
         ours = Path(__file__).parents[1]
-        sys.path[:] = [path for path in sys.path if Path(path).resolve() != ours]
+        if (ours / "ppo_lag_pbcrl.py").is_file():
+            sys.path[:] = [path for path in sys.path if Path(path).resolve() != ours]
     return registered(env_id, by_user=by_user)
 
 

@@ -80,7 +80,7 @@ class Candidates:
 
     A policy that is trained against a limit swings about it, and the last one is any of them. So
     the last `NUMBER`, evenly spread, each play `EPISODES` fresh episodes, half of them with mean
-    actions. Of those that the constraint calls safe the one of the highest return is taken; if
+    actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that the constraint calls safe the one of the highest return is taken; if
     there are none, the one nearest to it. Neither labels nor true costs have a part in it: the cost
     model judges. The best of several is partly the luckiest: evaluations and certificates play
     other episodes.
@@ -94,11 +94,16 @@ class Candidates:
         self._last = num_iterations
         self._wanted = range(num_iterations, 0, -spacing)[: self.NUMBER]
         self._kept: dict[int, dict[str, Tensor]] = {}  # by iteration
+        self._left: dict[int, dict[str, Tensor]] = {}  # likewise
 
     def update(self, iteration: int, agent: nn.Module) -> None:
         """Take note of the agent at the end of an iteration."""
         if iteration in self._wanted:
             self._kept[iteration] = copy.deepcopy(agent.state_dict())
+
+    def leave(self, iteration: int, agent: nn.Module) -> None:
+        """Take note of an agent that starts afresh: what comes after it may be worse."""
+        self._left[iteration] = copy.deepcopy(agent.state_dict())
 
     def choose(self, agent: nn.Module, judge: Callable[[], tuple[float | None, float]]) -> int:
         """Leave the agent with the weights of the best; return the iteration that they are of.
@@ -108,24 +113,25 @@ class Candidates:
             judge: Plays it; returns by how much it is above what is allowed, None if nothing can
                 tell, and its mean return. The last one is taken if nothing can tell of any.
         """
-        best, best_key = self._last, (False, -math.inf)
-        for iteration, state in self._kept.items():
-            agent.load_state_dict(state)
+        best, best_key = (self._last, self._kept[self._last]), (False, -math.inf)
+        for one in [*self._left.items(), *self._kept.items()]:
+            agent.load_state_dict(one[1])
             excess, mean_return = judge()
             if excess is not None:
                 key = excess <= 0, mean_return if excess <= 0 else -excess
                 if key >= best_key:  # the later one, if they are equal
-                    best, best_key = iteration, key
-        agent.load_state_dict(self._kept[best])
-        return best
+                    best, best_key = one, key
+        agent.load_state_dict(best[1])
+        return best[0]
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""
-        return {"kept": dict(self._kept)}
+        return {"kept": dict(self._kept), "left": dict(self._left)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called; those of a shorter run are no candidates."""
         self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
+        self._left = dict(state["left"])
 
 
 class DeadEnd:
@@ -135,26 +141,42 @@ class DeadEnd:
     nearly all of whose episodes are unsafe at a high λ: a pendulum that swings up too fast is
     too fast for longer if it slows down a little. *Worse than untrained* is one that earns less
     than in its first episodes: it fled a high price into a corner, and stays there when λ has
-    fallen. Either, for a tenth of the training, gets its nets' first weights back, each once. It
-    has half of the training or more for a better way, under a cost that it did not have at first.
-    Only `--constraint rate` tells what share is unsafe.
+    fallen. Where nearly all of those episodes were labelled unsafe, it may have to earn less.
+    Either, for a tenth of the training, gets its nets' first weights back, each once. It has half
+    of the training or more for a better way, under a cost that it did not have at first; if it
+    finds none, the policy of before is still a candidate. Only `--constraint rate` tells what share
+    is unsafe.
+
+    Args:
+        args: Of `ppo_lag_pbcrl.py`.
+        agent: Whose first weights are kept; call this before any training.
+        optimizer: Whose moments start afresh, too.
+        leave: `Candidates.leave`, called with the iteration and the agent as it was.
+        say: Told why.
     """
 
     SHARE = 0.9
-    """Of the episodes are unsafe, as measured: nearly all."""
+    """Of the episodes are unsafe: nearly all."""
     UNTRAINED = 20
     """Episodes, the first that ended: what a policy earns that is hardly trained."""
 
     def __init__(
-        self, args: Any, agent: nn.Module, optimizer: Optimizer, *, say: Callable[[str], object]
+        self,
+        args: Any,
+        agent: nn.Module,
+        optimizer: Optimizer,
+        *,
+        leave: Callable[[int, nn.Module], object],
+        say: Callable[[str], object],
     ) -> None:
-        self._agent, self._optimizer, self._say = agent, optimizer, say
+        self._agent, self._optimizer, self._leave, self._say = agent, optimizer, leave, say
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
         # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
         self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
+        self._first_unsafe: float | None = None  # share of the first episodes that have a label
 
     def update(
         self,
@@ -163,6 +185,8 @@ class DeadEnd:
         price: float,
         ended: NDArray[np.float64],
         num_new: int,
+        *,
+        labelled: float | None,
     ) -> None:
         """Take note of an iteration, and start afresh if it was one too many.
 
@@ -172,7 +196,10 @@ class DeadEnd:
             price: λ.
             ended: Return and more of all episodes that have ended, (E, 2).
             num_new: How many of them, the last, in this iteration.
+            labelled: Share of the newest labelled episodes that is unsafe; None if there is none.
         """
+        if self._first_unsafe is None:
+            self._first_unsafe = labelled
         if not self._applies or unsafe is None or num_new == 0:
             return
         returns = ended[:, 0]
@@ -186,7 +213,9 @@ class DeadEnd:
         self._count(
             iteration,
             "worse",
-            bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean()),
+            self._first_unsafe is not None
+            and self._first_unsafe < self.SHARE
+            and bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean()),
             "it earned less than in its first episodes",
         )
 
@@ -196,6 +225,7 @@ class DeadEnd:
         is_long = state[kind] >= max(4, self._total / 10)
         if not is_long or state[f"after_{kind}"] or 2 * iteration > self._total:
             return
+        self._leave(iteration, self._agent)
         with torch.no_grad():
             for name, weights in self._agent.named_parameters():
                 if name in self._first:
@@ -215,11 +245,12 @@ class DeadEnd:
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""
-        return dict(self._state)
+        return {**self._state, "first_unsafe": self._first_unsafe}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
-        self._state = dict(state)
+        self._state = {name: state[name] for name in self._state}
+        self._first_unsafe = state["first_unsafe"]
 
 
 def choose_policy(

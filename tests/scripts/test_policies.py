@@ -187,22 +187,27 @@ class Walking(Constant):
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
-def walked(shares, *, price=3.0, earned=2.0, **options):
+def walked(shares, *, price=3.0, earned=2.0, first=0.5, left=None, **options):
     """An agent that has moved away from its start, and these shares of unsafe episodes later.
 
-    Its first 20 episodes returned 1 on average; two more in each iteration return `earned`.
+    Its first 20 episodes returned 1 on average, and a share `first` of them was labelled unsafe;
+    two more in each iteration return `earned`.
     """
-    agent, said = Walking(), []
+    agent, said, left = Walking(), [], {} if left is None else left
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
-    dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, say=said.append)
+    dead_end = DeadEnd(
+        SimpleNamespace(**args), agent, optimizer, leave=left.__setitem__, say=said.append
+    )
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
     returns = [0.5, 1.5] * 10
     for iteration, share in enumerate(shares, start=1):
         returns += [earned] * 2
-        dead_end.update(iteration, share, price, np.stack([returns, np.zeros(len(returns))], 1), 2)
+        ended = np.stack([returns, np.zeros(len(returns))], 1)
+        labelled = None if first is None else first if iteration == 1 else 0.0
+        dead_end.update(iteration, share, price, ended, 2, labelled=labelled)
     return agent, optimizer, said, dead_end
 
 
@@ -230,11 +235,33 @@ def test_a_tenth_of_the_training_without_a_safe_episode_at_the_highest_price_is_
 
 def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
     assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9))
-    assert "it earned less than untrained" in walked([0.0] * 10, earned=0.9)[2][0]
+    assert "it earned less than in its first episodes" in walked([0.0] * 10, earned=0.9)[2][0]
     assert is_afresh(walked([0.3] * 10, earned=-5.0))  # whether it is safe or not
     assert not is_afresh(walked([0.0] * 9, earned=0.9))
     assert not is_afresh(walked([0.0] * 50, earned=1.0))
     assert not is_afresh(walked([None] * 41 + [0.0] * 20, earned=0.9))
+
+
+def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
+    """Nine tenths of the first episodes or more were labelled unsafe, or none had a label."""
+    assert is_afresh(walked([0.0] * 10, earned=0.9, first=0.89))
+    assert not is_afresh(walked([0.0] * 50, earned=0.9, first=0.9))
+    assert not is_afresh(walked([0.0] * 50, earned=0.9, first=None))
+
+
+def test_the_policy_that_is_left_behind_is_a_candidate():
+    left = Candidates(20)
+    agent, candidates = Constant(), Candidates(20)
+    for iteration in range(1, 21):
+        nn.init.constant_(agent.action, iteration)
+        if iteration == 7:
+            left.leave(7, agent)
+            nn.init.constant_(agent.action, 0.0)
+        left.update(iteration, agent)
+    candidates.load_state_dict(left.state_dict())
+    judged = {7: (-1.0, 5.0), 16: (1.0, 9.0)}
+    assert candidates.choose(agent, lambda: judged.get(int(agent.action), (2.0, 9.0))) == 7
+    assert int(agent.action) == 7
 
 
 @pytest.mark.parametrize(
@@ -251,7 +278,7 @@ def test_a_policy_starts_afresh_once_of_each_kind():
     for iteration in range(11, 51):
         nn.init.constant_(agent.action, 5.0)
         ended = np.concatenate([ended, np.zeros((1, 2))])
-        dead_end.update(iteration, 1.0, 3.0, ended, 1)
+        dead_end.update(iteration, 1.0, 3.0, ended, 1, labelled=None)
         assert agent.action == (0 if iteration == 20 else 5)
     assert len(said) == 2
     assert dead_end.summary() == {"afresh_unsafe": 10, "afresh_worse": 20}

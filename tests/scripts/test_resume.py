@@ -302,9 +302,7 @@ def test_a_script_that_has_changed_in_between_is_said_and_kept(
     assert (folder / "ppo_lag.py").read_bytes() == Path(edited.__file__).read_bytes()
 
 
-def test_a_net_that_draws_random_numbers_goes_on_with_the_same_ones(
-    scripts, tmp_path, monkeypatch
-):
+def test_a_net_that_draws_random_numbers_goes_on_with_the_same_ones(scripts, tmp_path, monkeypatch):
     dropout = "nn.Sequential(nn.ReLU(), nn.Dropout(0.1))"
     edited = load_edited("ppo_lag", tmp_path / "edited", ("nn.ReLU(inplace=True)", dropout))
     whole = edited.train(small_ppo_lag(scripts, tmp_path, run_name="whole"))
