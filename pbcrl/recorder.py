@@ -444,10 +444,11 @@ def cost_array(reported: Any, shape: tuple[int, ...]) -> FloatArray:
     """
     costs = np.asarray(reported)
     if costs.shape != shape or costs.dtype.kind not in "fiub":
+        several = costs.shape != shape
         raise ValueError(
             "info['cost'] must be one number per env and step, got "
             f"shape {costs.shape[len(shape) :]} and dtype {costs.dtype}; "
-            "sum several costs to one float in the env"
+            f"{'sum several costs to one float in the env' if several else 'make it a float'}"
         )
     if (costs < 0).any():
         raise ValueError(

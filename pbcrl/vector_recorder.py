@@ -297,8 +297,8 @@ class RecordTrajectories(VectorWrapper):
         elif self._needs_cost:
             name = self.env if self.env.spec is None else self.env.spec.id
             raise MissingCostError(
-                f"the true cost of every step is needed here, but {name} reports none; put a "
-                "number into info['cost'] at every step of the env"
+                f"the true cost of every step is needed here, but {name} reports none of this one; "
+                "put a number into info['cost'] at every step of the env"
             )
         return costs
 

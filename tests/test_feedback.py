@@ -205,10 +205,12 @@ def test_an_unsafe_label_that_surprises_counts_once_a_second_look_confirms_it():
 class OneByOne(SyntheticOracle):
     """Answers one question per round, the oldest of those that are open."""
 
-    found: dict = {}
+    def __init__(self, limit):
+        super().__init__(limit)
+        self.found = {}
 
     def collect(self, *, wait=0.0):
-        self.found = self.found | super().collect(wait=wait)
+        self.found |= super().collect(wait=wait)
         return {number: self.found.pop(number) for number in sorted(self.found)[:1]}
 
 

@@ -171,7 +171,7 @@ def test_an_answer_of_one_is_not_enough_for_a_later_run_that_wants_two(tmp_path)
     FolderOracle(tmp_path).submit([query(1, 2)])
     answer(tmp_path, 1, Label(1, 1, 0), annotator="Ada")
     oracle = FolderOracle(tmp_path, annotators=2, run="another")
-    (other,) = oracle.submit([query(3, 4)])
+    oracle.submit([query(3, 4)])
     assert oracle.collect() == {}  # now the oracle knows what was answered
     (number,) = oracle.submit([query(1, 2)])
     assert oracle.collect() == {}

@@ -232,7 +232,7 @@ def test_where_costs_are_needed_envs_without_any_are_refused_at_their_first_step
     envs = RecordTrajectories(counters(mode, cost=NOT_REPORTED), needs_cost=True)
     envs.reset(seed=0)
     with pytest.raises(
-        MissingCostError, match=r"needed here, but .* reports none; put a number in"
+        MissingCostError, match=r"needed here, but .* reports none of this one; put a number in"
     ):
         envs.step(ACTIONS[0])
     with pytest.raises(ResetNeeded):

@@ -80,10 +80,10 @@ class Candidates:
 
     A policy that is trained against a limit swings about it, and the last one is any of them. So
     the last `NUMBER`, evenly spread, each play `EPISODES` fresh episodes, half of them with mean
-    actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that the constraint calls safe the one of the highest return is taken; if
-    there are none, the one nearest to it. Neither labels nor true costs have a part in it: the cost
-    model judges. The best of several is partly the luckiest: evaluations and certificates play
-    other episodes.
+    actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that the
+    constraint calls safe the one of the highest return is taken; if there are none, the one nearest
+    to it. Neither labels nor true costs have a part in it: the cost model judges. The best of
+    several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
     NUMBER = 5

@@ -51,6 +51,7 @@ from pbcrl_script_utils.recipes import recipe_lines
 from pbcrl_script_utils.resume import check_unfinished, read_args
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.verdict import (
+    FIRST_ROWS,
     limit_verdicts,
     multiplier_verdict,
     plus_minus,
@@ -453,9 +454,19 @@ class Run:
         said = self._slow_multiplier((moved, args.num_iterations)) or multiplier_verdict(
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
-        earned = [row["return"] for row in rows if _finite(row.get("return"))]
-        stood_still = standstill_verdict(earned, by_labels=hasattr(args, "online_queries"))
-        return [line for line in (said, stood_still) if line is not None]
+        lines = [] if said is None else [said]
+        ended = [row for row in rows if _finite(row.get("return"))]
+        earned = [row["return"] for row in ended]
+        first = [row["true_cost"] for row in ended[:FIRST_ROWS] if _finite(row.get("true_cost"))]
+        were_unsafe = bool(first) and sum(first) / len(first) > self._cost_limit
+        if not first:  # people judge
+            labelled = [row["unsafe_rate"] for row in rows if _finite(row.get("unsafe_rate"))]
+            were_unsafe = bool(labelled) and labelled[0] > 0.5
+        stood_still = standstill_verdict(
+            earned, were_unsafe=were_unsafe, by_labels=hasattr(args, "online_queries")
+        )
+        # A policy that is not safe was not stopped.
+        return lines if stood_still is None or is_kept is False else [*lines, stood_still]
 
     def _end_stage(self) -> None:
         assert self._stage is not None

@@ -10,11 +10,13 @@ import numpy as np
 
 from pbcrl_script_utils.certificate import MOST_EPISODES
 
-_LONGER = "; train longer, or raise --multiplier-lr"
+_LONGER = "; train longer"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
 _FEW = 5  # costly episodes, for a normal interval of the mean cost
 _FEW_OF_A_SIDE = 10  # for one of a share that is judged right
 _BLOCKS = 15  # of a run, of which three are its last fifth
+FIRST_ROWS = 3
+"""Of a log in which episodes ended: of a policy that is hardly trained."""
 
 
 def limit_verdict(
@@ -243,27 +245,32 @@ def multiplier_verdict(
     return f"{said}{above} train longer, {longer}{higher}"
 
 
-def standstill_verdict(returns: Sequence[float], *, by_labels: bool = True) -> str | None:
-    """Say if the policy earns less than it did untrained: then the cost has stopped it.
+def standstill_verdict(
+    returns: Sequence[float], *, were_unsafe: bool = False, by_labels: bool = True
+) -> str | None:
+    """Say if the policy earns less than in its first episodes: the cost may have stopped it.
 
-    The mean of the last fifth of the iterations is below that of the first twentieth, by more than
-    the normal 95 % interval of the difference. Of fewer than 40 iterations nothing is said.
+    The mean of the last fifth of the iterations is below that of the first three, by more than the
+    normal 95 % interval of the difference. Of fewer than 40 iterations nothing is said.
 
     Args:
         returns: Mean return of the training episodes of each iteration, of those in which some
             ended.
+        were_unsafe: Whether the first ones were, so that a safe policy may have to earn less.
         by_labels: Whether the cost was learned, so that labels would help.
     """
     if len(returns) < 40:
         return None
-    start = np.asarray(returns[: len(returns) // 20])
+    start = np.asarray(returns[:FIRST_ROWS])
     end = np.asarray(returns[-(len(returns) // 5) :])
     if start.mean() - end.mean() <= math.hypot(interval(start), interval(end)):
         return None
     labels = "ask more, mark unsafe moments (docs/labels.md), or " if by_labels else ""
+    means, which = f"{end.mean():.4g} to {start.mean():.4g}", ", which were unsafe" * were_unsafe
+    why = "that may be the price of safety" if were_unsafe else "the cost has stopped it"
     return (
-        f"the policy earns less than it did untrained, {end.mean():.4g} to {start.mean():.4g}: the "
-        f"cost has stopped it. If a safe policy can earn more, {labels}raise the limit"
+        f"the policy earns less than in its first episodes{which}, {means}: {why}. If a safe "
+        f"policy can earn more, {labels}raise the limit"
     )
 
 
@@ -280,6 +287,8 @@ def plus_minus(mean: float, half: float) -> str:
         return f"{mean:.4g}"
     if half == 0:
         return f"{mean:.4g} +- 0"
+    if half < 1e-6 * abs(mean):
+        return f"{mean:.4g} +- {half:.1g}"
     digits = max(0, 1 - math.floor(math.log10(half)))
     return f"{mean:,.{digits}f} +- {half:,.{digits}f}"
 

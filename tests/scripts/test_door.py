@@ -17,7 +17,7 @@ from pbcrl_script_utils.door import constant_reward, endless_episodes, unmeasura
 from pbcrl_script_utils.envs import import_env, make_envs
 from pbcrl_script_utils.rollout import Rollout
 
-from .conftest import Faulty
+from .conftest import SCRIPTS, Faulty
 from .runs import rows, small_pbcrl, small_ppo_lag, small_rlsf, summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is undefined:RuntimeWarning")
@@ -260,6 +260,20 @@ def test_an_env_without_a_cost_is_refused_under_a_limit_before_anything_is_colle
     with pytest.raises(MissingCostError, match=r"Uncosted-v0 reports none; .* --label-folder"):
         getattr(scripts, name).train(args)
     assert not (tmp_path / args.run_name).exists()
+
+
+def test_an_installed_package_stays_on_the_path_when_an_env_s_module_is_imported(
+    tmp_path, monkeypatch
+):
+    """There the folder above it is that of all packages, and in a checkout that of the scripts."""
+    (tmp_path / "yard.py").write_text("")
+    installed = tmp_path / "site-packages"
+    for folder, stays in ((installed, True), (SCRIPTS, False)):
+        monkeypatch.setattr(sys, "path", [str(folder), str(tmp_path), *sys.path])
+        where = folder / "pbcrl_script_utils" / "envs.py"
+        monkeypatch.setattr("pbcrl_script_utils.envs.__file__", str(where))
+        import_env("yard:Yard-v0", by_user=True)
+        assert (str(folder) in sys.path) == stays
 
 
 def test_a_near_id_of_a_module_is_proposed_with_the_module(tmp_path, monkeypatch):
