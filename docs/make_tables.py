@@ -76,8 +76,8 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-TODAY = "25e359d"
-"""Commit of the short table, by which trees learn, and prices work, as they do today.
+TODAY = "25e359d", "a5da304"
+"""Commits of the short table, by which trees learn, and prices work, as they do today.
 
 PPO-Lag is older: of each of its seeds the newest run counts.
 """
@@ -263,7 +263,7 @@ def trees() -> dict[str, list[list[str]]]:
         fresh.setdefault((run["env_id"], run["variant"]), []).append(run)
     for task in TASKS:
         of_task = [run for (env_id, _), runs in fresh.items() if env_id == task for run in runs]
-        seeds = {run["seed"] for run in of_task if run["commit"] == TODAY}
+        seeds = {run["seed"] for run in of_task if run["commit"] in TODAY}
         for variant, method in TREES.items():
             runs = fresh.get((task, variant), [])
             for commit in dict.fromkeys(run["commit"] for run in runs):
@@ -271,7 +271,7 @@ def trees() -> dict[str, list[list[str]]]:
                 made["trees"].append([*row[:2], commit, *row[2:]])
             newest = {run["seed"]: run for run in runs if run["seed"] in seeds}  # the file's last
             if variant != "ppo_lag":
-                newest = {s: run for s, run in newest.items() if run["commit"] == TODAY}
+                newest = {s: run for s, run in newest.items() if run["commit"] in TODAY}
             if newest:
                 rows = list(newest.values())
                 row = cells(task, method, rows, {})
