@@ -55,6 +55,7 @@ from pbcrl_script_utils.verdict import (
     limit_verdicts,
     multiplier_verdict,
     plus_minus,
+    share_verdict,
     standstill_verdict,
     verdict,
 )
@@ -455,6 +456,10 @@ class Run:
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
         lines = [] if said is None else [said]
+        if getattr(args, "constraint", None) == "rate" and _finite(costs[0]):
+            share = args.max_unsafe_rate
+            shared = share_verdict(values, cost=costs[0], limit=limit, unsafe_rate=share)
+            lines += [] if shared is None else [shared]
         ended = [row for row in rows if _finite(row.get("return"))]
         earned = [row["return"] for row in ended]
         first = [row["true_cost"] for row in ended[:FIRST_ROWS] if _finite(row.get("true_cost"))]

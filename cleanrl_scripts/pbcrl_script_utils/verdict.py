@@ -245,6 +245,30 @@ def multiplier_verdict(
     return f"{said}{above} train longer, {longer}{higher}"
 
 
+def share_verdict(
+    values: Sequence[float], *, cost: float, limit: float, unsafe_rate: float
+) -> str | None:
+    """Say if the allowed share of unsafe episodes is what binds, and a limit on the mean would not.
+
+    It is so if the mean cost of the last fifth is below half of the limit, while λ was 0.1 or more
+    on average: a policy pays for nothing else.
+
+    Args:
+        values: λ after each iteration.
+        cost: Mean true cost of the last fifth; NaN if nobody knows.
+        limit: d.
+        unsafe_rate: p*.
+    """
+    last_fifth = values[-max(1, len(values) // 5) :]
+    if not (cost < limit / 2 and len(last_fifth) and np.mean(last_fifth) >= 0.1):
+        return None
+    return (
+        f"cost was {cost:.3g} in the last fifth, far within {limit:g}: what binds is that "
+        f"{unsafe_rate:.0%} of the episodes may be above it (--max-unsafe-rate). If only the mean "
+        "counts, raise that (docs/constraint.md)"
+    )
+
+
 def standstill_verdict(
     returns: Sequence[float], *, were_unsafe: bool = False, by_labels: bool = True
 ) -> str | None:

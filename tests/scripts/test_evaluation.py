@@ -359,6 +359,21 @@ def test_a_safe_policy_that_earns_less_than_unsafe_ones_is_not_called_stopped():
     )
 
 
+def test_where_the_share_of_unsafe_episodes_binds_it_is_named_instead_of_the_mean():
+    """λ is 0.1 on average in the last fifth, and cost below half of 2."""
+    options = {"limit": 2.0, "unsafe_rate": 0.05}
+    said = verdict.share_verdict([*[0.03] * 80, *[0.05, 0.15] * 10], cost=0.99, **options)
+    assert said is not None
+    assert said.startswith(
+        "cost was 0.99 in the last fifth, far within 2: what binds is that 5% of"
+    )
+    assert "--max-unsafe-rate" in said
+    assert verdict.share_verdict([*[3.0] * 80, *[0.05] * 20], cost=0.99, **options) is None
+    assert verdict.share_verdict([1.0] * 100, cost=1.0, **options) is None
+    assert verdict.share_verdict([1.0] * 100, cost=math.nan, **options) is None
+    assert verdict.share_verdict([], cost=0.1, **options) is None
+
+
 def test_an_interval_that_is_nothing_beside_its_mean_has_one_digit():
     assert verdict.plus_minus(7.6137430167, 2.9e-9) == "7.614 +- 3e-09"
 
