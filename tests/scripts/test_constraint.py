@@ -224,6 +224,22 @@ def test_where_nothing_was_asked_no_label_is_missed(script, make_args):
     assert "no safety label" not in str(summary(folder)["warnings"])
 
 
+@pytest.mark.filterwarnings("ignore:a limit lies between:RuntimeWarning")
+def test_in_the_first_tenth_costs_have_no_price_before_there_are_labels_of_both_kinds(
+    script, make_args
+):
+    """All episodes are called safe. Two iterations of twelve begin in the first tenth."""
+    options = {"offline_queries": 0, "dataset": None, "cost_limit": 1e3, "safety_noise": 0.0}
+    options |= {"constraint": "rate"}
+    kls = []
+    for price in (0.5, 3.0):
+        folder = script.train(make_args(f"{price}", multiplier_initial=price, **options))
+        kls.append([row["kl"] for row in rows(folder)])
+    cheap, dear = kls
+    assert cheap[:2] == dear[:2]
+    assert cheap[2] != dear[2]
+
+
 def test_a_policy_under_batches_is_the_last_one_and_nothing_is_played_to_choose_it(
     script, make_args, monkeypatch
 ):
