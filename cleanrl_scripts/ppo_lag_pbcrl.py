@@ -123,6 +123,11 @@ class Args(utils.RunArgs):
     def num_iterations(self) -> int:
         return -(-self.total_timesteps // self.batch_size)
 
+    @property
+    def calm(self) -> float:
+        """Share of the training in which λ rests at first: no label has told of costs before."""
+        return 0.0 if self.offline_queries else 0.1
+
     def is_round(self, iteration: int) -> bool:
         """Whether labels are bought in this iteration: early, before the policy has one way."""
         k = self.finetune_interval
@@ -344,8 +349,7 @@ def update(
 def make_constraint(args: Args) -> pbcrl.Constraint:
     """What moves λ: edit me."""
     if args.constraint == "rate":
-        calm = 0.0 if args.offline_queries else 0.1  # of the training: nothing is known of costs
-        return pbcrl.UnsafeRate(args.max_unsafe_rate, calm=calm)
+        return pbcrl.UnsafeRate(args.max_unsafe_rate, calm=args.calm)
     if args.constraint == "accept":
         return pbcrl.Acceptance(args.accept_batch)
     return pbcrl.LearnedLimit()
@@ -537,7 +541,7 @@ def train(args: Args) -> Path:
             ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            if not args.offline_queries and done < 0.1:
+            if done < args.calm:
                 # Until one episode is known to be safe, and one not, a price would stop the policy.
                 adv_c = adv_c * buffer.is_trainable
             elif args.constraint != "accept":

@@ -12,8 +12,8 @@ from pbcrl.oracle import Teacher, num_queries
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.run import Run
 
-ERRORS = "preference_noise", "safety_noise"
-"""Arguments of the simulated oracle."""
+_OF_PEOPLE = ["label_annotators", "label_wait"]
+_OF_THE_SIMULATED = ["marks", "preference_noise", "safety_noise"]
 
 
 def check_labels(args: Any) -> None:
@@ -26,12 +26,12 @@ def check_labels(args: Any) -> None:
         ValueError: If so.
     """
     default = {field.name: field.default for field in fields(args)}
-    by_people = args.label_folder is not None
-    about = ("marks", *ERRORS) if by_people else ("label_annotators", "label_wait")
+    if args.label_folder is None:
+        about, who = _OF_PEOPLE, "people, but the simulated oracle answers (no --label-folder)"
+    else:
+        about, who = _OF_THE_SIMULATED, "the simulated oracle, but people answer (--label-folder)"
     if idle := [name for name in about if getattr(args, name) != default[name]]:
         flags = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
-        who = "the simulated oracle, but people answer (--label-folder)"
-        who = who if by_people else "people, but the simulated oracle answers (no --label-folder)"
         raise ValueError(f"{flags} would do nothing: about {who}; leave out one or the other")
     if 0 < args.offline_queries < 10:
         raise ValueError(

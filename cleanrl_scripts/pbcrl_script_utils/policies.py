@@ -114,15 +114,16 @@ class Candidates:
                 tell, and its mean return. The last one is taken if nothing can tell of any.
         """
         best, best_key = (self._last, self._kept[self._last]), (False, -math.inf)
-        for one in [*self._left.items(), *self._kept.items()]:
-            agent.load_state_dict(one[1])
+        for iteration, state in [*self._left.items(), *self._kept.items()]:
+            agent.load_state_dict(state)
             excess, mean_return = judge()
             if excess is not None:
                 key = excess <= 0, mean_return if excess <= 0 else -excess
                 if key >= best_key:  # the later one, if they are equal
-                    best, best_key = one, key
-        agent.load_state_dict(best[1])
-        return best[0]
+                    best, best_key = (iteration, state), key
+        chosen, weights = best
+        agent.load_state_dict(weights)
+        return chosen
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""

@@ -52,6 +52,7 @@ from pbcrl_script_utils.resume import check_unfinished, read_args
 from pbcrl_script_utils.rollout import Rollout
 from pbcrl_script_utils.verdict import (
     FIRST_ROWS,
+    last_fifth,
     limit_verdicts,
     multiplier_verdict,
     plus_minus,
@@ -442,8 +443,7 @@ class Run:
         costs: list[Any] = [summary.get("true_cost_last_fifth")]
         limit = self._cost_limit
         if not _finite(costs[0]) and getattr(args, "constraint", "learned") == "learned":
-            recent = rows[-max(1, len(rows) // 5) :]
-            costs = [row.get("learned_cost") for row in recent]
+            costs = [row.get("learned_cost") for row in last_fifth(rows)]
             limit = summary.get("learned_limit", math.nan)
         known = [cost for cost in costs if _finite(cost)]
         is_kept = sum(known) / len(known) <= limit if known and math.isfinite(limit) else None
@@ -455,11 +455,10 @@ class Run:
         said = self._slow_multiplier((moved, args.num_iterations)) or multiplier_verdict(
             values, cap=args.multiplier_cap, is_kept=is_kept, longer=more
         )
-        lines = [] if said is None else [said]
+        found = [said]
         if getattr(args, "constraint", None) == "rate" and _finite(costs[0]):
             share = args.max_unsafe_rate
-            shared = share_verdict(values, cost=costs[0], limit=limit, unsafe_rate=share)
-            lines += [] if shared is None else [shared]
+            found.append(share_verdict(values, cost=costs[0], limit=limit, unsafe_rate=share))
         ended = [row for row in rows if _finite(row.get("return"))]
         earned = [row["return"] for row in ended]
         first = [row["true_cost"] for row in ended[:FIRST_ROWS] if _finite(row.get("true_cost"))]
@@ -467,11 +466,10 @@ class Run:
         if not first:  # people judge
             labelled = [row["unsafe_rate"] for row in rows if _finite(row.get("unsafe_rate"))]
             were_unsafe = bool(labelled) and labelled[0] > 0.5
-        stood_still = standstill_verdict(
-            earned, were_unsafe=were_unsafe, by_labels=hasattr(args, "online_queries")
-        )
-        # A policy that is not safe was not stopped.
-        return lines if stood_still is None or is_kept is False else [*lines, stood_still]
+        if is_kept is not False:  # a policy that is not safe was not stopped
+            by_labels = hasattr(args, "online_queries")
+            found.append(standstill_verdict(earned, were_unsafe=were_unsafe, by_labels=by_labels))
+        return [line for line in found if line is not None]
 
     def _end_stage(self) -> None:
         assert self._stage is not None

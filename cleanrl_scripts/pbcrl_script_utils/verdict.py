@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pbcrl_script_utils.certificate import MOST_EPISODES
+
+_Row = TypeVar("_Row")
 
 _LONGER = "; train longer"
 _FEW_STEPS_FOUND = 0.6  # step AUROC; whole episodes as preferences gave 0.57, segments 0.68
@@ -206,6 +208,11 @@ def _labels_on_one_side(found: Mapping[str, Any]) -> str | None:
     return f"all {safe + unsafe} safety labels are {'safe' if safe else 'unsafe'}"
 
 
+def last_fifth(rows: Sequence[_Row]) -> Sequence[_Row]:
+    """Return the last fifth of a log, at least one of its rows."""
+    return rows[-max(1, len(rows) // 5) :]
+
+
 def multiplier_verdict(
     values: Sequence[float], *, cap: float, is_kept: bool | None, longer: str
 ) -> str | None:
@@ -222,8 +229,7 @@ def multiplier_verdict(
         is_kept: Whether the mean cost in the last fifth was within the limit; None if nobody knows.
         longer: The flag for a longer run.
     """
-    last_fifth = np.asarray(values[-max(1, len(values) // 5) :])
-    if len(values) and np.mean(last_fifth >= cap * (1 - 1e-6)) >= 0.5:
+    if len(values) and np.mean(np.asarray(last_fifth(values)) >= cap * (1 - 1e-6)) >= 0.5:
         said = f"λ was at its cap of {cap:g} in the last fifth of the run"
         enough = ", which was enough: cost was within the limit"
         higher = (
@@ -259,8 +265,7 @@ def share_verdict(
         limit: d.
         unsafe_rate: p*.
     """
-    last_fifth = values[-max(1, len(values) // 5) :]
-    if not (cost < limit / 2 and len(last_fifth) and np.mean(last_fifth) >= 0.1):
+    if not (cost < limit / 2 and len(values) and np.mean(last_fifth(values)) >= 0.1):
         return None
     return (
         f"cost was {cost:.3g} in the last fifth, far within {limit:g}: what binds is that "
@@ -286,7 +291,7 @@ def standstill_verdict(
     if len(returns) < 40:
         return None
     start = np.asarray(returns[:FIRST_ROWS])
-    end = np.asarray(returns[-(len(returns) // 5) :])
+    end = np.asarray(last_fifth(returns))
     if start.mean() - end.mean() <= math.hypot(interval(start), interval(end)):
         return None
     labels = "ask more, mark unsafe moments (docs/labels.md), or " if by_labels else ""

@@ -340,7 +340,7 @@ def test_a_policy_that_earns_less_than_at_first_was_stopped_by_the_cost():
     assert stopped.startswith(
         "the policy earns less than in its first episodes, 0.75 to 2: the cost has"
     )
-    assert verdict.standstill_verdict([*start, *middle, *[1.1, 1.3] * 10]) is None  # the noise of 5
+    assert verdict.standstill_verdict([*start, *middle, *[1.1, 1.3] * 10]) is None  # the noise of 3
     assert verdict.standstill_verdict([*start, *middle, *[2.0, 9.0] * 10]) is None
     assert verdict.standstill_verdict([9.0] * 2 + [1.0] * 37) is None  # of so few nothing is said
     told = verdict.standstill_verdict([*start, *middle, *[0.5, 1.0] * 10], by_labels=False)

@@ -187,27 +187,32 @@ class Walking(Constant):
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
-def walked(shares, *, price=3.0, earned=2.0, first=0.5, left=None, **options):
+def walked(shares, *, price=3.0, earned=2.0, first=0.5, **options):
     """An agent that has moved away from its start, and these shares of unsafe episodes later.
 
     Its first 20 episodes returned 1 on average, and a share `first` of them was labelled unsafe;
     two more in each iteration return `earned`.
     """
-    agent, said, left = Walking(), [], {} if left is None else left
+    agent, said, left = Walking(), [], []  # the last: actions of the agents that were left behind
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
-    dead_end = DeadEnd(
-        SimpleNamespace(**args), agent, optimizer, leave=left.__setitem__, say=said.append
-    )
+
+    def leave(_iteration, one):
+        left.append(one.action.item())
+
+    dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, leave=leave, say=said.append)
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
+    moved = agent.action.item()
     returns = [0.5, 1.5] * 10
     for iteration, share in enumerate(shares, start=1):
         returns += [earned] * 2
         ended = np.stack([returns, np.zeros(len(returns))], 1)
         labelled = None if first is None else first if iteration == 1 else 0.0
         dead_end.update(iteration, share, price, ended, 2, labelled=labelled)
+    assert left == [moved] * len(said)
+    assert moved != 0
     return agent, optimizer, said, dead_end
 
 
