@@ -329,7 +329,11 @@ def minutes() -> dict[str, list[list[str]]]:
             cells.append(f"{np.mean(values):.2f}" if values else "")
         who = "errs" if errors == "True" else "is exact"
         short.append([env_id.rpartition("-")[0], who, *cells])
-    measures = {"minutes_steps": "step_auroc", "minutes_episodes": "auroc"}
+    measures = {
+        "minutes_steps": "step_auroc",
+        "minutes_episodes": "auroc",
+        "minutes_accuracy": "balanced_accuracy",
+    }
     made = {name: [list(head)] for name in measures} | {"minutes": short}
     for (env_id, source, kind, errors), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
@@ -338,7 +342,8 @@ def minutes() -> dict[str, list[list[str]]]:
         for name, measure in measures.items():
             values = {n: [float(r[measure]) for r in by_size[n] if r[measure]] for n in by_size}
             shown = [interval(values[n], 2) if values.get(n) else "" for n in sizes]
-            made[name].append([*about, *shown])
+            if any(shown):
+                made[name].append([*about, *shown])
     return made
 
 

@@ -353,7 +353,9 @@ class PreferenceBuffer:
         if outside.any() or (rows[:, 0] == rows[:, 1]).any():
             raise ValueError(
                 f"a pair must name two different trajectories of {len(self.trajectories)}, "
-                f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}"
+                f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}; "
+                "give their numbers in the buffer, from 0 on"
+                f"{'' if len(self.trajectories) > 1 else ', and two trajectories or more'}"
             )
         return rows.astype(np.int64)
 

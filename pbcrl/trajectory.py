@@ -236,17 +236,21 @@ def check_stretches(stretches: Stretches, *, steps: int | None = None) -> None:
             "unsafe stretches are pairs of steps, the first one and that after the last, got "
             f"{stretches!r:.200}; give ((start, end), ...), () if no step is unsafe"
         ) from None
-    ends = math.inf if steps is None else steps
-    if (
-        any(a >= b for a, b in pairwise(numbers))
-        or not min([0, *numbers]) >= 0
-        or ends < max([0, *numbers])
-    ):
-        raise ValueError(
-            "unsafe stretches lie within their trajectory, one after the other and apart, each "
-            f"from a step to a later one; got {stretches!r:.200}"
-            f"{'' if steps is None else f' of {steps} steps'}; join those that touch or overlap"
-        )
+    end = math.inf if steps is None else steps
+    backward = any(start >= stop for start, stop in stretches)
+    if min([0, *numbers]) < 0 or max([0, *numbers]) > end:
+        remedy = "cut off what is outside; steps count from 0, and the end is the first safe one"
+    elif backward:
+        remedy = "give the first unsafe step, and the one after the last"
+    elif any(a >= b for a, b in pairwise(numbers)):
+        remedy = "put them in order, and join those that touch or overlap"
+    else:
+        return
+    raise ValueError(
+        "unsafe stretches lie within their trajectory, one after the other and apart, each from a "
+        f"step to a later one; got {stretches!r:.200}"
+        f"{'' if steps is None else f' of {steps} steps'}; {remedy}"
+    )
 
 
 @dataclass(frozen=True)

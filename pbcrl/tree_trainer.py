@@ -25,7 +25,7 @@ from pbcrl.errors import LabelError, require_in, require_whole
 from pbcrl.losses import safety_loss, snr_loss
 from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
 from pbcrl.trajectory import Marks, PairBatch, Trajectory
-from pbcrl.trees import NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
+from pbcrl.trees import MOST_TREES, NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
 Outputs = NDArray[np.float64]
 
@@ -106,6 +106,11 @@ class TreeTrainer(Trainer):
         dead_zone = DeadZone(0.0) if dead_zone is None else dead_zone
         super().__init__(model, dead_zone=dead_zone, snr_weight=snr_weight, max_std=max_std)
         require_whole(1, rounds=rounds, max_rows=max_rows, threads=threads)
+        if rounds * model.num_members > MOST_TREES:
+            raise ValueError(
+                f"a model has {MOST_TREES:,} trees at most, got rounds={rounds:,} of each of "
+                f"{model.num_members} members; give fewer, and a larger learning_rate"
+            )
         if learning_rate is not None:
             require_in("(0, 1]", learning_rate=learning_rate)
         check_generator(rng)
@@ -182,6 +187,13 @@ class TreeTrainer(Trainer):
             ValueError: If a clip or mark is out of range.
         """
         check_buffer(buffer)
+        if clips and not len(buffer):
+            raise LabelError(
+                "clips tell which steps cost, and not what an episode may cost: beside "
+                f"{len(clips)} of them a fit needs labelled episodes, and the buffer has no pair; "
+                "label some pairs of episodes, or take clips as the members of pairs, by a model "
+                "with their length as its horizon"
+            )
         self._warn_of_unsafe_alone(buffer)
         self._keep(clips, marks)
         return self._fit(buffer)
@@ -279,6 +291,14 @@ class TreeTrainer(Trainer):
         _check_clips(clips)
         _check_marks(marks)
         self.clips, self.marks = tuple(clips), tuple(marks)
+        safe = [clip.safe for clip in clips if not math.isnan(clip.safe)]
+        for kind, other in (("unsafe", "safe"), ("safe", "unsafe")):
+            if len(safe) > 1 and all((one > 0.5) == (kind == "safe") for one in safe):
+                self._warn_once(
+                    UserWarning,
+                    f"all {len(safe)} labelled clips are {kind}, which tells no step from another; "
+                    f"have {other} ones labelled, too, or shorter ones",
+                )
 
     def _fit(self, buffer: PreferenceBuffer) -> float:
         self._check_labels(buffer)

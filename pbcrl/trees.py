@@ -32,6 +32,8 @@ NUM_LEAVES = 8
 _NODES = NUM_LEAVES - 1
 UNUSED = -128
 """Both children of a node that is none."""
+MOST_TREES = 20_000
+"""In a model, all members together: each takes a kilobyte laid out for scoring."""
 _COMPARISONS = 2**20  # at a time, so that they stay in the CPU's caches
 
 
@@ -446,6 +448,11 @@ def check_trees(trees: Trees, *, num_members: int, num_inputs: int) -> None:
         MismatchError: If so.
     """
     rounds = trees.feature.shape[1] if trees.feature.ndim == 3 else -1
+    if num_members * rounds > MOST_TREES:
+        raise MismatchError(
+            f"a model has {MOST_TREES:,} trees at most, got {num_members} x {rounds:,}; restore "
+            "the file from a copy, or grow fewer"
+        )
     nodes, leaves = (num_members, rounds, _NODES), (num_members, rounds, NUM_LEAVES)
     kinds = {
         "feature": (torch.int32, nodes),

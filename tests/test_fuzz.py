@@ -6,6 +6,7 @@ exception fails the test, and so does memory that grows with what a file claims.
 
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -35,7 +36,8 @@ from pbcrl.errors import StorageError
 from pbcrl.label.store import STORE, LabelStore
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors, save_tensors
-from pbcrl.trajectory import BatchLabel, Label, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Trajectory
+from pbcrl.trees import UNUSED, TreeCost, Trees
 
 from .damage import little_memory
 from .every_space import boxes
@@ -98,6 +100,18 @@ def write_ensemble(path: Path) -> None:
     CostModelEnsemble(members, pessimism=1.0).save(path, env_id="Toy-v0")
 
 
+def write_trees(path: Path) -> None:
+    """Two trees of one split each, in each of two members."""
+    model = TreeCost(*boxes(2, 1), num_members=2)
+    feature, threshold = torch.zeros(2, 2, 7, dtype=torch.int32), torch.zeros(2, 2, 7)
+    child = torch.full((2, 2, 7), UNUSED, dtype=torch.int8)
+    left, right = child.clone(), child.clone()
+    left[..., 0], right[..., 0] = -1, -2
+    value = torch.arange(32.0).reshape(2, 2, 8)
+    model.set_trees(Trees(feature, threshold, left, right, value), torch.tensor([0.5, 1.5]))
+    model.save(path, env_id="Toy-v0")
+
+
 def write_agent(path: Path) -> None:
     multiplier = LagrangeMultiplier()
     multiplier.update(3.0)
@@ -108,7 +122,7 @@ def write_agent(path: Path) -> None:
 def write_labels(path: Path) -> None:
     with LabelLog(path) as log:
         log.append([Label(n / 9, float(n % 2), float("nan")) for n in range(9)])
-        log.append([BatchLabel(1.0)])
+        log.append([BatchLabel(1.0), Label(0.0, 0.0, 1.0, ((0, 2), (3, 4)), ())])
 
 
 def write_queries(path: Path) -> None:
@@ -122,7 +136,10 @@ def write_store(path: Path) -> None:
     store = LabelStore(path, create=True)
     first, second, *_ = trajectories()
     store.ask([("pair", (first, second)), ("pair", (second, first)), ("batch", (first, second))])
-    store.answer(1, Label(0.25, 1.0, 0.0), annotator="Ada", seconds=2.0)
+    store.ask([("grid", (first, second))])
+    unsafe = ((0, 1),)  # marked
+    store.answer(1, Label(0.25, 1.0, 0.0, second_unsafe=unsafe), annotator="Ada", seconds=2.0)
+    store.answer(4, GridLabel((1.0, math.nan)), annotator="Ada")
     store.answer(2, Label(1.0, 1.0, 1.0), annotator="Bob")
     store.undo(annotator="Bob")
     store.answer(3, BatchLabel(0.0), annotator="Bob")
@@ -196,6 +213,7 @@ class Target:
 TARGETS = {
     "cost model": Target(write_cost_model, read_cost_model, "file"),
     "ensemble": Target(write_ensemble, read_cost_model, "file"),
+    "trees": Target(write_trees, read_cost_model, "file"),
     "agent": Target(write_agent, read_agent, "file"),
     "labels": Target(write_labels, read_label_log, "file"),
     "query log": Target(write_queries, read_query_log, "file"),
@@ -365,7 +383,8 @@ def forged(value: object, rng: np.random.Generator) -> object:
 
 
 def forge_cost_model(path: Path, rng: np.random.Generator) -> None:
-    write_ensemble(path) if rng.random() < 0.5 else write_cost_model(path)
+    write = (write_ensemble, write_cost_model, write_trees)[rng.integers(3)]
+    write(path)
     tensors, meta = load_tensors(path, kind="cost-model")
     chosen = str(rng.choice(["config", "info"], p=[0.9, 0.1]))
     save_tensors(

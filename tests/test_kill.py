@@ -121,7 +121,7 @@ def test_a_label_log_survives_sigkill_at_any_moment(tmp_path, kills):
     def work(path: Path) -> Iterator[tuple[int, int]]:
         log = LabelLog(path)
         for number in range(100_000):
-            log.append([Label(number / 100_000, 1.0, 0.0)])
+            log.append([Label(number / 100_000, 1.0, 0.0, second_unsafe=((0, number + 1),))])
             yield 0, number + 1
 
     for kill in range(kills):
@@ -133,6 +133,9 @@ def test_a_label_log_survives_sigkill_at_any_moment(tmp_path, kills):
             LabelLog(path).close()  # the lock of a dead process blocks nobody
         assert len(labels) in (added, added + 1)
         assert [label.preference for label in labels] == [n / 100_000 for n in range(len(labels))]
+        assert [label.second_unsafe for label in labels] == [
+            ((0, n + 1),) for n in range(len(labels))
+        ]
 
 
 @kills(40)

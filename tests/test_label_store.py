@@ -879,7 +879,8 @@ while question := store.next_for("Ada"):
         if token.startswith("undo"):
             store.undo(annotator="Ada", token=token)
         else:
-            store.answer(question.id, Label(0.25, 1, 1), annotator="Ada", token=token)
+            label = Label(0.25, 0, 1, first_unsafe=((0, 1),))
+            store.answer(question.id, label, annotator="Ada", token=token)
         print(token, flush=True)
 """
 
@@ -925,7 +926,9 @@ def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, syn
     assert found[: len(acknowledged)] == acknowledged
     assert len(found) - len(acknowledged) <= 1
     assert len(store.questions()) == 40
-    assert store.labels().keys() >= {int(t.split("-")[1]) for t in found if "again" in t}
+    labels = store.labels()
+    assert labels.keys() >= {int(t.split("-")[1]) for t in found if "again" in t}
+    assert all(one.first_unsafe == ((0, 1),) for one in labels.values())
 
 
 @pytest.mark.parametrize("seconds", [8, np.int64(8), np.float32(8)])

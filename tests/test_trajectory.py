@@ -300,12 +300,19 @@ def test_stretches_are_the_steps_that_are_marked_one_after_the_other():
 
 
 @pytest.mark.parametrize(
-    "stretches",
-    [((2, 2),), ((3, 1),), ((0, 2), (1, 4)), ((0, 2), (2, 4)), ((3, 4), (0, 1)), ((-1, 2),)],
-    ids=["empty", "reversed", "overlapping", "touching", "out of order", "before the first step"],
+    ("stretches", "remedy"),
+    [
+        pytest.param(((2, 2),), "the one after the last", id="empty"),
+        pytest.param(((3, 1),), "the one after the last", id="reversed"),
+        pytest.param(((0, 2), (1, 4)), "join those that touch or overlap", id="overlapping"),
+        pytest.param(((0, 2), (2, 4)), "join those that touch or overlap", id="touching"),
+        pytest.param(((3, 4), (0, 1)), "put them in order", id="out of order"),
+        pytest.param(((-1, 2),), "cut off what is outside", id="before the first step"),
+    ],
 )
-def test_stretches_that_are_no_stretches_are_refused(stretches):
-    with pytest.raises(ValueError, match="lie within their trajectory, one after the other"):
+def test_stretches_that_are_no_stretches_are_refused_with_what_to_do(stretches, remedy):
+    message = "lie within their trajectory, one after the other and apart.*" + remedy
+    with pytest.raises(ValueError, match=message):
         Label(1, 0, 1, stretches)
 
 

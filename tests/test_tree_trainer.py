@@ -538,8 +538,27 @@ def test_clips_are_judged_by_a_standard_of_their_own():
     """All of them unsafe: they say nothing of where the limit of episodes is."""
     buffer = labelled(40, seed=1)
     trainer = fresh_trainer(rounds=60)
-    trainer.fit(buffer, clips=[Clip(t, 0.0) for t in peaky_episodes(40, seed=3)])
+    with pytest.warns(UserWarning, match="all 40 labelled clips are unsafe"):
+        trainer.fit(buffer, clips=[Clip(t, 0.0) for t in peaky_episodes(40, seed=3)])
     assert trainer.evaluate(buffer).safety_accuracy > 0.9
+
+
+def test_clips_that_are_all_alike_are_told_of_and_what_has_no_answer_counts_for_nothing():
+    trainer, buffer = fresh_trainer(rounds=2), labelled(40, seed=1)
+    clips = [Clip(t, 1.0) for t in peaky_episodes(3, seed=3)] + [Clip(buffer.trajectories[0], NAN)]
+    with pytest.warns(UserWarning, match="all 3 labelled clips are safe, .* have unsafe ones"):
+        trainer.fit(buffer, clips=clips)
+
+
+def test_clips_without_pairs_of_episodes_are_refused():
+    clips = [Clip(t, float(i % 2)) for i, t in enumerate(peaky_episodes(4, seed=3))]
+    with pytest.raises(LabelError, match="beside 4 of them a fit needs labelled episodes"):
+        fresh_trainer().fit(PreferenceBuffer(), clips=clips)
+
+
+def test_more_trees_than_a_file_may_hold_are_not_grown():
+    with pytest.raises(ValueError, match="20,000 trees at most, got rounds=20,001"):
+        fresh_trainer(rounds=20_001)
 
 
 def test_clips_and_marks_without_an_answer_have_no_gradient():

@@ -697,6 +697,12 @@ def test_as_many_members_as_can_be_made_can_be_saved_and_read(tmp_path, num_memb
     assert TreeCost.load(path)[0].num_members == num_members
 
 
+def test_a_file_of_more_trees_than_any_training_grows_is_refused():
+    """Each takes a kilobyte when it is read, a tenth of which is in the file."""
+    with pytest.raises(MismatchError, match="20,000 trees at most, got 1 x 20,001"):
+        model_of([constant(0.0)] * 20_001)
+
+
 def test_trees_networks_and_ensembles_are_not_read_as_each_other(tmp_path):
     trees, net, several = (tmp_path / f"{name}.safetensors" for name in ("trees", "net", "several"))
     random_model().save(trees)
