@@ -9,7 +9,7 @@ from gymnasium.spaces import Box
 from pbcrl_envs.toy import PointHazardsEnv
 from pbcrl_script_utils.policies import policy_of
 
-from .runs import metrics, rows, small_ppo_lag, weights
+from .runs import metrics, rows, small_pbcrl, small_ppo_lag, weights
 
 
 class InUnits(gym.Wrapper):
@@ -31,16 +31,21 @@ class InUnits(gym.Wrapper):
 def learned(scripts, tmp_path):
     """Train in such a toy, and return the run's folder."""
 
-    def run(name, *, limit=1.0, **units):
+    def run(name, *, limit=1.0, labels=False, **units):
         env_id = f"{name}-v0"
         gym.register(
             env_id,
             entry_point=lambda **kw: InUnits(PointHazardsEnv(**kw), **units),
             max_episode_steps=100,
         )
-        options = {"env_id": env_id, "cost_limit": limit, "run_name": name, "multiplier_cap": 9.0}
+        options = {"env_id": env_id, "cost_limit": limit, "run_name": name}
         try:
-            return scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path, **options))
+            if labels:
+                budget = {"offline_queries": 0, "online_queries": 60, "finetune_interval": 1}
+                args = small_pbcrl(scripts, tmp_path, None, **options, **budget)
+                return scripts.ppo_lag_pbcrl.train(args)
+            args = small_ppo_lag(scripts, tmp_path, multiplier_cap=9.0, **options)
+            return scripts.ppo_lag.train(args)
         finally:
             del gym.registry[env_id]
 
@@ -59,6 +64,18 @@ def test_the_units_of_reward_and_of_cost_change_nothing(learned):
             prices = [[row["multiplier"] for row in rows(folder)] for folder in (plain, other)]
             assert prices[0] == pytest.approx(prices[1], rel=1e-6 if tolerance else 0)
     assert len(set(prices[0])) == 3
+
+
+def test_the_units_change_nothing_under_a_learned_cost(learned):
+    """Labels have none; rewards are 1,024 times as large, to the last bit."""
+    plain = learned("Plain", labels=True)
+    assert len({row["learned_limit"] for row in rows(plain)}) > 2  # it learns
+    for name in ("reward", "cost"):
+        limit = 1024.0 if name == "cost" else 1.0
+        other = learned(name, limit=limit, labels=True, **{name: 1024.0})
+        for part in ("agent", "cost_model"):
+            for key, tensor in weights(plain, part).items():
+                torch.testing.assert_close(weights(other, part)[key], tensor, rtol=0, atol=0)
 
 
 def test_the_bounds_of_actions_change_nothing(learned):
