@@ -541,13 +541,13 @@ def train(args: Args) -> Path:
             ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            if done < args.calm:
-                # Until one episode is known to be safe, and one not, a price would stop the policy.
-                adv_c = adv_c * buffer.is_trainable
-            elif args.constraint != "accept":
+            if args.constraint != "accept":
                 # What all episodes share of a learned cost dilutes its price.
                 spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
+            if done < args.calm:
+                # Until one episode is known to be safe, and one not, a price would stop the policy.
+                adv_c = adv_c * buffer.is_trainable
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 
