@@ -350,10 +350,11 @@ class PreferenceBuffer:
                 f"pairs must be integers of shape (B, 2), got {rows.dtype} {rows.shape}"
             )
         outside = (rows < 0) | (rows >= len(self.trajectories))
-        if outside.any() or (rows[:, 0] == rows[:, 1]).any():
+        wrong = rows[outside.any(axis=1) | (rows[:, 0] == rows[:, 1])]
+        if len(wrong):
             raise ValueError(
                 f"a pair must name two different trajectories of {len(self.trajectories)}, "
-                f"got {rows[(outside.any(axis=1) | (rows[:, 0] == rows[:, 1]))][0].tolist()}; "
+                f"got {wrong[0].tolist()}; "
                 "give their numbers in the buffer, from 0 on"
                 f"{'' if len(self.trajectories) > 1 else ', and two trajectories or more'}"
             )

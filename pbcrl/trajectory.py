@@ -237,10 +237,9 @@ def check_stretches(stretches: Stretches, *, steps: int | None = None) -> None:
             f"{stretches!r:.200}; give ((start, end), ...), () if no step is unsafe"
         ) from None
     end = math.inf if steps is None else steps
-    backward = any(start >= stop for start, stop in stretches)
     if min([0, *numbers]) < 0 or max([0, *numbers]) > end:
         remedy = "cut off what is outside; steps count from 0, and the end is the first safe one"
-    elif backward:
+    elif any(a >= b for a, b in zip(numbers[::2], numbers[1::2], strict=True)):
         remedy = "give the first unsafe step, and the one after the last"
     elif any(a >= b for a, b in pairwise(numbers)):
         remedy = "put them in order, and join those that touch or overlap"

@@ -291,14 +291,14 @@ class TreeTrainer(Trainer):
         _check_clips(clips)
         _check_marks(marks)
         self.clips, self.marks = tuple(clips), tuple(marks)
-        safe = [clip.safe for clip in clips if not math.isnan(clip.safe)]
-        for kind, other in (("unsafe", "safe"), ("safe", "unsafe")):
-            if len(safe) > 1 and all((one > 0.5) == (kind == "safe") for one in safe):
-                self._warn_once(
-                    UserWarning,
-                    f"all {len(safe)} labelled clips are {kind}, which tells no step from another; "
-                    f"have {other} ones labelled, too, or shorter ones",
-                )
+        are_safe = [clip.safe > 0.5 for clip in clips if not math.isnan(clip.safe)]
+        if len(are_safe) > 1 and len(set(are_safe)) == 1:
+            kind, other = ("safe", "unsafe") if are_safe[0] else ("unsafe", "safe")
+            self._warn_once(
+                UserWarning,
+                f"all {len(are_safe)} labelled clips are {kind}, which tells no step from another; "
+                f"have {other} ones labelled, too, or shorter ones",
+            )
 
     def _fit(self, buffer: PreferenceBuffer) -> float:
         self._check_labels(buffer)
