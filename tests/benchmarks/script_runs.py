@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pbcrl_script_utils.certificate import read_certificates
+
 ROOT = Path(__file__).parents[2]
 PHASES = ("rollout", "cost_model", "update")
 """The fields `seconds_*` of metrics.jsonl; a script logs those that it has."""
@@ -40,20 +42,31 @@ def rows_there(path: Path, names: Sequence[str]) -> set[tuple[str, ...]]:
         return {tuple(row[name] for name in names) for row in csv.DictReader(file)}
 
 
-def summary_of(words: Sequence[str]) -> dict[str, Any] | None:
+def summary_of(words: Sequence[str], *, certify: bool = False) -> dict[str, Any] | None:
     """Run a script with these flags, its name first, in a folder that is deleted afterwards.
 
+    Args:
+        words: Name and flags.
+        certify: Whether `certify.py` judges the policy by the true cost, as it does by default.
+
     Returns:
-        Its summary.json; None if it failed, and the end of what it said is printed then.
+        Its summary.json, with `certificate_episodes` and `certificate_unsafe`, how many of them
+        were; None if it failed, and the end of what it said is printed then.
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "cleanrl_scripts" / words[0]), *words[1:]]
-        command += ["--runs-dir", folder, "--run-name", "run"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            print(f"{' '.join(words)} failed: {done.stderr[-500:]}", flush=True)
-            return None
-        found: dict[str, Any] = json.loads((Path(folder) / "run" / "summary.json").read_text())
+        run = Path(folder) / "run"
+        commands = [[*words, "--runs-dir", folder, "--run-name", "run"]]
+        if certify:
+            commands.append(["certify.py", str(run)])
+        for name, *flags in commands:
+            command = [sys.executable, str(ROOT / "cleanrl_scripts" / name), *flags]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            if done.returncode != 0:
+                print(f"{name} {' '.join(flags)} failed: {done.stderr[-500:]}", flush=True)
+                return None
+        found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+        for made in read_certificates(run):
+            found |= {"certificate_episodes": made.episodes, "certificate_unsafe": made.unsafe}
         return found
 
 
