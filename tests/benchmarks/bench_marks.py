@@ -2,8 +2,9 @@
 
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
 as people are asked by default, two thirds of the pairs about episodes of the reward alone, λ by
-the share of unsafe episodes, at most 0.05. A row for each is added to the file; what has a row is
-not run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth
+the share of unsafe episodes, at most 0.05. Then the true cost judges 60 fresh episodes of the
+deterministic policy, for a certificate of 0.05: none may be unsafe. A row for each is added to the
+file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth
 of the unsafe stretches missed.
 """
 
@@ -26,6 +27,7 @@ MEASURES = (
     *("cost_limit", "return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
     *("violation_rate_stochastic", "return_last_fifth", "true_cost_last_fifth", "multiplier"),
     *("step_auroc_evaluation", "queries_used", "wall_seconds"),
+    *("certificate_episodes", "certificate_unsafe"),
 )
 COLUMNS = "commit", "env", "minutes", "errors", "seed", *MEASURES, "command"
 
@@ -59,7 +61,7 @@ def main(args: Args) -> None:
         words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
-        summary = summary_of(words)
+        summary = summary_of(words, certify=True)
         if summary is None:
             return
         row = {
