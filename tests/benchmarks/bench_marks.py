@@ -4,8 +4,8 @@
 as people are asked by default, two thirds of the pairs about episodes of the reward alone, λ by
 the share of unsafe episodes, at most 0.05. Then the true cost judges 60 fresh episodes of the
 deterministic policy, for a certificate of 0.05: none may be unsafe. A row for each is added to the
-file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth
-of the unsafe stretches missed.
+file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks up to ten
+steps off, and a tenth of the unsafe stretches missed.
 """
 
 from __future__ import annotations
