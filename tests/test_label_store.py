@@ -88,6 +88,29 @@ def test_undo_goes_back_over_any_number_of_answers_and_corrections(tmp_path):
     assert store.num_events == 6  # and all of it is on record
 
 
+def test_answers_that_come_at_once_are_held_once_each(tmp_path):
+    """As threads of the page's server: doubled ones stood again after they were taken back."""
+    store, errors = asked(tmp_path, 90), []
+
+    def work(first):
+        try:
+            for number in range(first, 91, 3):
+                store.answer(number, SAFE, annotator=f"p{first}")
+            for _ in range(15):
+                store.undo(annotator=f"p{first}")
+        except Exception as error:  # a thread's own would be lost
+            errors.append(error)
+
+    people = [threading.Thread(target=work, args=(first,)) for first in (1, 2, 3)]
+    for person in people:
+        person.start()
+    for person in people:
+        person.join()
+    assert not errors
+    assert sorted(store.labels()) == list(range(1, 46))
+    assert LabelStore(tmp_path).labels() == store.labels()
+
+
 def test_undo_takes_back_one_s_own_answers_only(tmp_path):
     store = asked(tmp_path, 2)
     store.answer(1, SAFE, annotator="Ada")

@@ -433,7 +433,7 @@ class LabelStore:
             nothing = (None, None, None)
             values = (token, newest.query, annotator, "undo", *nothing, newest.id, None)
             _insert(db, values, None)
-        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        self._catch_up()
         return newest.query
 
     def events(self, *, annotator: str | None = None) -> list[Event]:
@@ -546,8 +546,13 @@ class LabelStore:
             *three, many = values
             event = _insert(db, (token, number, annotator, kind, *three, None, seconds), many)
             db.execute("DELETE FROM claims WHERE query = ? AND annotator = ?", (number, annotator))
-        self._stand()  # what is acknowledged is known from here on, whatever happens to the file
+        self._catch_up()
         return event
+
+    def _catch_up(self) -> None:
+        """What is acknowledged is known from here on, whatever happens to the file."""
+        with self._db.lock:  # or two threads would apply the same event
+            self._stand()
 
     def _claims(self) -> list[Claim]:
         """Who looks at what; what nobody gave a sign of for long is removed.
