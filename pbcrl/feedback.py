@@ -218,8 +218,8 @@ class FeedbackLoop:
         First the newest `batch` episodes are shown at once, if they are new, all their queries are
         due and no earlier batch waits for its answer. No episode is shown in two batches, but one
         may be compared as well. Then pairs are asked about: if the episodes make fewer than are
-        due, the rest is asked in a later round. Episodes that were not compared are forgotten, if
-        others were. If the oracle's budget ends, a warning says so, once.
+        due, the rest is asked in a later round. Then all fresh ones are
+        forgotten, compared or not. If the oracle's budget ends, a warning says so, once.
 
         Answers come when they come, from people maybe rounds later.
 
@@ -478,8 +478,9 @@ class FeedbackLoop:
         """What was labelled minus what the model said, 1 unsafe; keep what is to be seen again."""
         if model is None or not len(shown):
             return np.empty(0)
-        excess = model.member_scores([self.buffer.trajectories[i] for i in shown.tolist()])
-        called = np.where(is_first, excess.mean(axis=0) > 0, False)  # at the first look it was safe
+        costs = model.score([self.buffer.trajectories[i] for i in shown.tolist()])
+        unlike = costs > model.learned_limit  # as a constraint judges those without a label
+        called = np.where(is_first, unlike, False)  # at the first look it was safe
         surprising = is_first & (unsafe > called)
         self._surprises += [i for i in shown[surprising].tolist() if i not in self._surprises]
         return (unsafe - called)[~surprising]

@@ -205,7 +205,6 @@ class Trainer(ABC):
                 "too; split the trajectories, not the pairs, into two buffers"
             )
         self._check_labels(train)
-        valid.check_labelled()
         self._warn_of_lengths(train)
         self._warn_of_marks(train)
 
@@ -389,6 +388,7 @@ class CostModelTrainer(Trainer):
         """
         require_in("[1, inf)", patience=patience)
         self._check_split(train, valid)
+        valid.check_labelled()
         best = self.evaluate(valid)
         history, best_weights, since_best, steps = [best], self._weights(), 0, 0
         if on_evaluation is not None:

@@ -76,8 +76,8 @@ class TreeTrainer(Trainer):
         learning_rate: Share of the best step that each tree goes. None is 0.1 by up to 1,000
             labelled trajectories, and rises as the root of their number, to 0.3 by 9,000: of few
             labels small steps make more, of many they end before what is rare is learned.
-        max_rows: Steps that are learned from at most. Of more, every k-th of each trajectory is
-            taken, from a random one on, and counts k times.
+        max_rows: Steps that are learned from at most, and as many that are marked. Of more, every
+            k-th of each trajectory is taken, from a random one on, and counts k times.
         threads: Of LightGBM.
 
     Raises:
@@ -152,8 +152,8 @@ class TreeTrainer(Trainer):
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
-            LabelError: If either buffer has no labels, those of `train` are not enough
-                (`can_learn`), or no input ever changes.
+            LabelError: If the labels of `train` are not enough (`can_learn`), or no input ever
+                changes.
             TypeError: If `clips` or `marks` are something else.
             ValueError: If the buffers share a trajectory, or a clip or mark is out of range.
         """
@@ -163,7 +163,8 @@ class TreeTrainer(Trainer):
         self._keep(clips, marks)
         self._rounds = self._most_rounds
         self._num_offline = len(train)
-        return self._grow(train, valid, patience, on_evaluation)[1]
+        tells = not np.isnan(valid.labels).all()  # "I can't tell" does not
+        return self._grow(train, valid if tells else None, patience, on_evaluation)[1]
 
     def fit(
         self,
@@ -272,7 +273,7 @@ class TreeTrainer(Trainer):
         return buffer.is_trainable or (
             self.model.horizon is not None
             and bool((buffer.labels[:, 1:] == 0).any())
-            and bool(np.isin(buffer.labels[:, 0], (0, 1)).any())
+            and bool((np.abs(buffer.labels[:, 0] - 0.5) > 0).any())  # NaN is not given
         )
 
     @property
@@ -321,7 +322,7 @@ class TreeTrainer(Trainer):
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
-        marks = [*self.marks, *buffer.marks]
+        marks = _thinned([*self.marks, *buffer.marks], self._max_rows, rng=self._rng)
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in self.clips)],
@@ -394,7 +395,8 @@ class TreeTrainer(Trainer):
                     break
             return history
         batch, rows = held_out
-        tells = len(batch) >= _FEWEST_HELD_OUT and _has_both_kinds(batch)
+        given = ~torch.column_stack([batch.preference, batch.safe]).isnan()
+        tells = int(given.any(dim=1).sum()) >= _FEWEST_HELD_OUT and _has_both_kinds(batch)
         outputs, best, best_size = np.zeros(len(rows.columns)), math.inf, 0
         for size in range(self._rounds + 1):
             if size and not booster.grow(learning_rate):
@@ -836,11 +838,10 @@ class _Boosting:
         for _ in range(_TRIES):  # the inputs that a tree sees may have no split
             if not self._booster.update(fobj=lambda *_: gradient):
                 break
-            if self._booster.num_trees() > len(self.trees):
-                self._booster.rollback_one_iter()  # the first one stays, without a split
         else:
             return False
-        tree = _Tree.read(self._booster.dump_model(1, start_iteration=len(self.trees)))
+        newest = self._booster.num_trees() - 1  # a first one without a split counts, too
+        tree = _Tree.read(self._booster.dump_model(1, start_iteration=newest))
         direction = tree.outputs(self._rows.columns)
         step = learning_rate * self._loss.best_step(self._outputs, direction)
         self._outputs += step * direction
@@ -886,6 +887,20 @@ def _check_clips(clips: Sequence[Clip]) -> None:
             raise ValueError(
                 f"a clip is safe with a probability in [0, 1], or NaN, got safe={clip.safe}"
             )
+
+
+def _thinned(marks: list[Marks], most: int, *, rng: np.random.Generator) -> list[Marks]:
+    """Keep every k-th step of each, so that some `most` are left, and one of each at least."""
+    every = -(-sum(len(mark.trajectory) for mark in marks) // most)
+    if every <= 1:
+        return marks
+    kept = []
+    for one, unsafe in marks:
+        steps = len(one)
+        rows = slice(int(rng.integers(min(every, steps))), steps, every)
+        part = Trajectory(one.obs[rows], one.actions[rows])
+        kept.append(Marks(part, np.asarray(unsafe)[rows]))
+    return kept
 
 
 def _check_marks(marks: Sequence[Marks]) -> None:

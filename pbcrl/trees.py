@@ -453,6 +453,7 @@ def check_trees(trees: Trees, *, num_members: int, num_inputs: int) -> None:
             f"a model has {MOST_TREES:,} trees at most, got {num_members} x {rounds:,}; restore "
             "the file from a copy, or grow fewer"
         )
+    trees = Trees(*(tensor.cpu() for tensor in trees))
     nodes, leaves = (num_members, rounds, _NODES), (num_members, rounds, NUM_LEAVES)
     kinds = {
         "feature": (torch.int32, nodes),

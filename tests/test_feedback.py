@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from pbcrl.buffer import PreferenceBuffer, draw_pairs
+from pbcrl.constraint import UnsafeRate
 from pbcrl.data.label_log import LabelLog, read_labels
 from pbcrl.errors import (
     LabelError,
@@ -23,8 +25,10 @@ from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import DelayedOracle, SyntheticOracle, Teacher, num_queries
 from pbcrl.selection import entropy, novelty
 from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trees import UNUSED, TreeCost, Trees
 
 from .damage import full_disk
+from .every_space import boxes
 from .people import answer, answering, questions
 
 
@@ -143,10 +147,10 @@ class Judge:
     """A model that calls unsafe what costs more than a limit, by its observations."""
 
     def __init__(self, limit):
-        self.limit = limit
+        self.learned_limit = limit
 
-    def member_scores(self, trajectories):
-        return np.array([[float(t.obs[0, 0]) - self.limit for t in trajectories]])
+    def score(self, trajectories):
+        return np.array([float(t.obs[0, 0]) for t in trajectories])
 
 
 class Erring(SyntheticOracle):
@@ -184,6 +188,30 @@ def test_what_the_model_errs_by_is_labels_minus_its_judgement():
     answers = loop.round(7, model=Judge(3.5))
     assert (answers.model_error, answers.num_judged) == (-0.25, 4)
     assert answers.unsafe_rate == 0
+
+
+def test_a_pessimistic_ensemble_is_corrected_by_what_it_says_itself():
+    """Its mean is right, and it calls a third unsafe on purpose: P is still the true share."""
+    model = TreeCost(*boxes(1, 1), horizon=1, num_members=2, pessimism=1.0)
+    first = np.zeros((2, 1, 7))
+    trees = Trees(
+        torch.from_numpy(first).int(),
+        torch.full((2, 1, 7), 0.6),
+        torch.tensor([-1, *[UNUSED] * 6], dtype=torch.int8).repeat(2, 1, 1),
+        torch.tensor([-2, *[UNUSED] * 6], dtype=torch.int8).repeat(2, 1, 1),
+        torch.tensor([[[0.0, 2.0, *[0.0] * 6]], [[0.0, -1.0, *[0.0] * 6]]]),
+    )
+    model.set_trees(trees, torch.tensor([0.75, 0.75]))  # above 0.6 they say 2 and -1: 0.5 in mean
+    random, constraint = rng(), UnsafeRate(0.05)
+    loop, measured = FeedbackLoop(SyntheticOracle(0.9), PreferenceBuffer(), rng=random), []
+    for iteration in range(60):
+        states = random.uniform(size=(200, 1)).astype(np.float32)
+        fresh = [Trajectory(x[None], np.zeros((1, 1), np.float32), x) for x in states]
+        loop.add(fresh)
+        answers = loop.round(20 * (iteration + 1), model=model)
+        measured.append(constraint.measure(answers, model.score(fresh), model.learned_limit)[0])
+    assert (model.score(fresh) > model.learned_limit).mean() > 0.3
+    assert abs(np.mean(measured[10:]) - 0.1) < 0.03
 
 
 def test_an_unsafe_label_that_surprises_counts_once_a_second_look_confirms_it():

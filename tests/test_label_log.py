@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from pbcrl.data.label_log import LabelLog, query_digest, read_labels
-from pbcrl.errors import BudgetError, CorruptFileError, FormatVersionError, StorageError
+from pbcrl.errors import (
+    BudgetError,
+    CorruptFileError,
+    FormatVersionError,
+    LabelError,
+    StorageError,
+)
 from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .damage import full_disk, read_only, with_flipped_bits
@@ -63,6 +69,23 @@ def test_marked_steps_are_in_the_line_of_their_label_and_in_no_other(tmp_path):
     assert (first["first_unsafe"], first["second_unsafe"]) == ([[0, 2], [4, 5]], [])
     assert "first_unsafe" not in second
     assert read_labels(path) == given
+
+
+def test_a_label_with_thousands_of_stretches_can_be_read_again(tmp_path):
+    """Its line was once longer than a reader took, and all labels of the log were lost with it."""
+    stretches = tuple((2 * i, 2 * i + 1) for i in range(20_000))
+    log = LabelLog(tmp_path / "log")
+    log.append([Label(1.0, 0.0, 0.0, stretches, stretches)])
+    assert read_labels(log.path)[0].first_unsafe == stretches
+
+
+def test_a_label_that_no_reader_would_take_is_refused_before_it_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("pbcrl.data.label_log._MAX_LINE", 200)
+    log = LabelLog(tmp_path / "log")
+    log.append(LABELS)
+    with pytest.raises(LabelError, match="less than 200 bytes in a log, got one of"):
+        log.append([Label(1.0, 0.0, 0.0, tuple((2 * i, 2 * i + 1) for i in range(40)), ())])
+    assert repr(read_labels(log.path)) == repr(LABELS)
 
 
 def test_an_existing_log_is_continued(tmp_path):

@@ -18,7 +18,15 @@ from pbcrl.metrics import spearman, step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
 from pbcrl.trainer import CostModelTrainer, bootstrapped
 from pbcrl.trajectory import Label, Marks, Trajectory, cut_segments, unsafe_stretches
-from pbcrl.tree_trainer import Clip, Rows, TreeTrainer, _Loss, curvature, curvature_bound
+from pbcrl.tree_trainer import (
+    Clip,
+    Rows,
+    TreeTrainer,
+    _Loss,
+    _thinned,
+    curvature,
+    curvature_bound,
+)
 from pbcrl.trees import TreeCost, Trees
 
 from .every_space import boxes
@@ -487,6 +495,23 @@ def test_inputs_that_hardly_ever_change_do_not_end_the_growth():
     assert sizes == [20] * 3
 
 
+def test_every_tree_goes_down_its_own_gradient_where_the_first_has_no_split():
+    """LightGBM keeps a first tree without a split; the next ones were then read one too early."""
+    random, buffer = rng(4), PreferenceBuffer()
+    for i in range(60):
+        obs = np.zeros((50, 40), np.float32)
+        obs[random.integers(50), min(i + 1, 39)] = 1  # what a tree that sees it alone cannot split
+        obs[:, 0] = costly = random.random(50) < (0.02 if i % 2 else 0.4)
+        buffer.add_trajectories([Trajectory(obs, np.zeros((50, 1)), costly.astype(np.float32))])
+    pairs = draw_pairs(60, 60, rng=random)
+    buffer.add_labels(pairs, SyntheticOracle(5).label(buffer.queries(pairs)))
+    for seed in range(6):
+        model = TreeCost(*boxes(40, 1), horizon=50)
+        TreeTrainer(model, rng=rng(seed), rounds=8).fit(buffer)
+        assert model.num_trees
+        assert (model.value != 0).any(dim=-1).all()  # of each tree
+
+
 # -- Clips and marks -------------------------------------------------------------------------
 
 
@@ -765,14 +790,21 @@ def test_a_member_whose_resample_has_one_kind_alone_learns_from_all():
     assert (scores[:, safest].mean(axis=1) < others.mean(axis=1)).all()
 
 
-@pytest.mark.parametrize("which", ["train", "valid"])
-def test_pretraining_without_labels_is_refused(which):
-    buffers = {"train": labelled(20, seed=1), "valid": labelled(20, seed=2)}
+def test_pretraining_without_labels_is_refused():
     blank = PreferenceBuffer(peaky_episodes(2, seed=3))
     blank.add_labels([(0, 1)], [Label(NAN, NAN, NAN)])
     for empty, found in [(PreferenceBuffer(), "the buffer's 0 pairs"), (blank, "buffer's 1 pairs")]:
         with pytest.raises(LabelError, match=found):
-            fresh_trainer().pretrain(**{**buffers, which: empty})
+            fresh_trainer().pretrain(empty, labelled(20, seed=2))
+
+
+def test_held_out_pairs_that_nobody_could_tell_leave_all_trees():
+    """A person who says "I can't tell" of each of them once ended the run, resumed or not."""
+    blank = PreferenceBuffer(peaky_episodes(60, seed=3))
+    blank.add_labels(draw_pairs(60, 30, rng=rng()), [Label(NAN, NAN, NAN)] * 30)
+    trainer = fresh_trainer(rounds=12)
+    trainer.pretrain(labelled(20, seed=1), blank)
+    assert trainer.model.num_trees == 12
 
 
 def test_training_on_one_sided_labels_is_refused():
@@ -810,6 +842,14 @@ def test_of_unsafe_labels_alone_the_limit_is_the_cost_of_the_safest():
     assert trainer.model.learned_limit == pytest.approx(costs.min(), abs=1e-4)
     true = np.array([t.costs.sum() for t in buffer.trajectories])
     assert spearman(true, costs) > 0.8
+
+
+def test_preferences_that_several_people_give_in_part_are_preferences():
+    known = labelled(60, seed=1)
+    buffer = PreferenceBuffer(known.trajectories)
+    graded = [Label(1 / 3 + row[0] / 3, 0, 0) for row in known.labels]  # two of three say so
+    buffer.add_labels(known.labelled_pairs, graded)
+    assert fresh_trainer(horizon=20).can_learn(buffer)
 
 
 @pytest.mark.parametrize("preference", [0.5, NAN])
@@ -954,6 +994,22 @@ def test_all_steps_are_taken_if_there_are_not_too_many():
     assert rows.weight.tolist() == [0.5] * 100
     assert rows.starts.tolist() == [0, 20, 40, 60, 80, 100]
     assert rows.costs(np.arange(100.0)).tolist() == [95, 295, 495, 695, 895]
+
+
+def test_marked_steps_beyond_the_most_are_thinned_with_their_marks():
+    """30 episodes of 20 steps in place of 100 in all; what a step is and its mark go together."""
+    marks = [Marks(t, t.costs) for t in peaky_episodes(30, seed=2)]
+    kept = _thinned(marks, 100, rng=rng())
+    assert 90 <= sum(len(one.trajectory) for one in kept) <= 110
+    for mark in kept:
+        peaks = np.c_[mark.trajectory.obs, mark.trajectory.actions][:, :3].max(axis=1)
+        np.testing.assert_array_equal(mark.unsafe, peaks > 0.9)
+    assert _thinned(marks, 600, rng=rng()) is marks
+    trainer = fresh_trainer(rounds=60, max_rows=1000)
+    trainer.fit(
+        labelled(20, seed=1), marks=[Marks(t, t.costs) for t in peaky_episodes(300, seed=2)]
+    )
+    assert step_auroc(trainer.model.step_cost, peaky_episodes(60, seed=3)) > 0.9
 
 
 def test_marked_steps_are_taken_in_whole_however_many_there_are():

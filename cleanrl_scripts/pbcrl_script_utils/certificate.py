@@ -43,6 +43,19 @@ def unsafe_bound(unsafe: int, episodes: int) -> float:
     return float(beta.ppf(CONFIDENCE, unsafe + 1, episodes - unsafe))
 
 
+def percent_up(share: float) -> str:
+    """Return a bound in per cent, rounded up, or it would be lower than it is: 0.0481 is "4.9%".
+
+    Below 1 % it has two digits: 0.00029903 is "0.030%".
+
+    Args:
+        share: In (0, 1].
+    """
+    percent = 100 * share
+    digits = max(1, 1 - math.floor(math.log10(percent)))
+    return f"{math.ceil(percent * 10**digits) / 10**digits:.{digits}f}%"
+
+
 @dataclass(frozen=True)
 class Certificate:
     """A policy, the episodes that it was judged by, and what came out."""
@@ -89,10 +102,10 @@ class Certificate:
             return f"begun: {self.episodes} episodes, not all of which are judged"
         seen = f"{self.episodes - self.unsafe} of {self.episodes} episodes"
         if self.holds:
-            return f"certified: P(unsafe) <= {self.bound:.1%} at 95 %, by {seen}"
+            return f"certified: P(unsafe) <= {percent_up(self.bound)} at 95 %, by {seen}"
         return (
             f"not certified: {self.unsafe} of {self.episodes} episodes unsafe, P(unsafe) may be "
-            f"{self.bound:.1%}, and {self.max_unsafe_rate:.3g} is allowed; "
+            f"{percent_up(self.bound)}, and {self.max_unsafe_rate:.3g} is allowed; "
             f"{self._advice(self.unsafe)}"
         )
 
@@ -179,7 +192,7 @@ def section(certificates: Sequence[Certificate]) -> str:
             "|---|---|---|---|---|---|",
             *(
                 f"| {one.policy} | {one.judged_by} | {one.seeds[0]} to {one.seeds[-1]} "
-                f"| {one.unsafe} of {one.episodes} | at most {one.bound:.1%} | "
+                f"| {one.unsafe} of {one.episodes} | at most {percent_up(one.bound)} | "
                 f"{'certified' if one.holds else 'not certified'} for {one.max_unsafe_rate:g}"
                 f"{', corrected below' if one.begun in asked[i:] else ''} |"
                 for i, one in enumerate(certificates, start=1)

@@ -97,7 +97,9 @@ class LabelMonitor:
             )
         asked = self._feedback.num_open or len(answers.pairs)
         if not batch and asked and answers.unsafe_rate is None:
-            self._run.warn("no safety label came in a labelling round: λ follows the model, as corrected before")
+            self._run.warn(
+                "no safety label came in a labelling round: λ follows the model as corrected before"
+            )
 
     def summary(self) -> dict[str, float | None]:
         """What a summary has of the labels; warns of queries that were due and not answered."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pbcrl_script_utils.certificate import MOST_EPISODES
+from pbcrl_script_utils.certificate import MOST_EPISODES, percent_up
 
 _Row = TypeVar("_Row")
 
@@ -83,7 +83,7 @@ def limit_verdict(
     if rate > 0:
         who += f", {rate:.0%} of them above it"
     else:  # an interval of 0 must not pass for certainty
-        who += f", none above it: at most {1 - 0.05 ** (1 / episodes):.1%} are, at 95 %"
+        who += f", none above it: at most {percent_up(1 - 0.05 ** (1 / episodes))} are, at 95 %"
     met, sign = ("met", "<=") if cost <= limit else ("violated", ">")
     unclear = 0 < half < math.inf and abs(cost - limit) < half
     noise = ", within the noise" if unclear else ""

@@ -24,7 +24,7 @@ from weakref import finalize
 
 import numpy as np
 
-from pbcrl.errors import BudgetError, StorageError
+from pbcrl.errors import BudgetError, LabelError, StorageError
 from pbcrl.storage import (
     check_format,
     corrupt,
@@ -45,7 +45,7 @@ from pbcrl.trajectory import (
 )
 
 _KIND, _VERSION = "pbcrl-labels", 2
-_MAX_LINE = 65_536  # bytes; no claim of a file makes a reader hold more at once
+_MAX_LINE = 2**24  # bytes; no claim of a file makes a reader hold more at once
 
 
 # -- Queries and budgets ---------------------------------------------------------------------------
@@ -227,6 +227,11 @@ class LabelLog:
             ends, lines = [self._ends[-1]], []
             for entry in entries:
                 line, crc32 = _line(entry, ends[-1][1])
+                if len(line) >= _MAX_LINE:
+                    raise LabelError(
+                        f"a label takes less than {_MAX_LINE} bytes in a log, got one of "
+                        f"{len(line)}; mark fewer stretches of its episodes; nothing was added"
+                    )
                 lines.append(line)
                 ends.append((ends[-1][0] + len(line), crc32))
             self._write(b"".join(lines))

@@ -20,6 +20,7 @@ from pbcrl.trajectory import GridLabel
 from pbcrl_script_utils.certificate import (
     CERTIFICATES,
     Certificate,
+    percent_up,
     read_certificates,
     unsafe_bound,
 )
@@ -69,6 +70,14 @@ def test_whatever_the_policy_is_the_bound_is_true_at_least_95_times_in_100(episo
         assert chance[bounds >= truth].sum() >= 0.95 - 1e-9
 
 
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.04870, "4.9%"), (0.07215752, "7.3%"), (0.000299, "0.030%"), (1.0, "100.0%")],
+)
+def test_a_bound_is_rounded_up(share, said):
+    assert percent_up(share) == said
+
+
 # -- What is said ----------------------------------------------------------------------------------
 
 
@@ -78,7 +87,7 @@ def test_what_is_said_of_a_policy_that_is_certified():
 
 def test_what_is_said_of_one_that_is_unsafe():
     assert str(certificate(4, 60)) == (
-        "not certified: 4 of 60 episodes unsafe, P(unsafe) may be 14.6%, and 0.05 is allowed; what "
+        "not certified: 4 of 60 episodes unsafe, P(unsafe) may be 14.7%, and 0.05 is allowed; what "
         "was seen is above that as well: train on, or under a lower limit"
     )
 
@@ -127,7 +136,7 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
     assert read_certificates(clean) == [found, read_certificates(clean)[1]]
     card = (clean / "cost_model.md").read_text()
     assert card.count("## Certificates") == 1
-    assert "| 0 of 20 | at most 13.9% | not certified for 0.05 |" in card
+    assert "| 0 of 20 | at most 14.0% | not certified for 0.05 |" in card
     assert f"| 1500020 to 1500039 | {unsafe} of 20 |" in card
 
 
