@@ -113,9 +113,9 @@ def demo(args: Args) -> None:
     print(f"\n{'':<28}{'return':>8}{'true cost':>11}   (limit {limit:g}, 50 episodes)")
     for name, found in (("by reward alone", before), ("under the learned cost", after)):
         print(f"{name:<28}{found['return']:>8.1f}{found['true_cost']:>11.1f}")
-    print(
-        f"balanced accuracy of the learned cost on new episodes: {after['balanced_accuracy']:.2f}"
-    )
+    accuracy = after["balanced_accuracy"]  # None if all new episodes are on one side
+    shown = "not known" if accuracy is None else f"{accuracy:.2f}"
+    print(f"balanced accuracy of the learned cost on new episodes: {shown}")
     print(f"\npicture: {picture}   ({time.perf_counter() - start:.0f} s)\n\nnext:")
     run = root / "pbcrl"
     print(f"   {command_of('evaluate', run, '--plots')}   # learned against true cost")

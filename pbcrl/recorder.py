@@ -277,8 +277,8 @@ class TrajectoryRecorder:
             return []
         self._has_ended = True
         if discarded is not None:
+            self.lengths[done & discarded] = 0
             done = done & ~discarded
-            self.lengths[discarded] = 0
         ended = rows[done[rows]].tolist()
         if not self._has_rewards or terminated is None or final_obs is None:
             return [self._take(row) for row in ended]

@@ -23,6 +23,7 @@ import pytest
 import pbcrl_envs  # noqa: F401 registers
 from pbcrl.data.label_log import trajectory_digest
 from pbcrl.errors import CorruptFileError, LabelError, StorageError
+from pbcrl.label import draw
 from pbcrl.label import server as label_server
 from pbcrl.label.clips import clip_of, draw_frames, draw_replay
 from pbcrl.label.folder_oracle import FolderOracle
@@ -537,6 +538,42 @@ def test_of_a_huge_clip_only_the_part_that_is_asked_for_is_read(page, tmp_path):
         status, headers, body = page.request("GET", f"/clips/{path.name}", Range=given)
         assert (status, body) == (206, part)
         assert headers["Content-Range"].endswith(f"/{1 << 40}")
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("channels", [1, 4])
+def test_frames_that_are_not_rgb_are_refused(tmp_path, channels):
+    """ffmpeg was sent them as if they were, and people would have judged the noise."""
+    frames = [np.repeat(frame[..., :1], channels, axis=-1) for frame in NOISE]
+    with pytest.raises(LabelError, match=r"frames are uint8 \(H, W, 3\) of one size, got"):
+        draw_frames(tmp_path, "0" * 32, frames, steps=len(frames))
+
+
+def test_what_an_env_prints_is_no_answer_of_what_draws(tmp_path):
+    """A line without an end stopped all clips, and a byte that is no UTF-8 their thread."""
+    (tmp_path / "loud.py").write_text(
+        "import os, gymnasium\n"
+        "from gymnasium.envs.classic_control import PendulumEnv\n"
+        "class Loud(PendulumEnv):\n"
+        "    def reset(self, **options):\n"
+        "        print('.', end='', flush=True)\n"
+        "        os.write(1, b'\\xe9')\n"
+        "        return super().reset(**options)\n"
+        "gymnasium.register('Loud-v0', entry_point=Loud, max_episode_steps=3)\n"
+    )
+    trajectory = Trajectory(np.zeros((3, 3)), np.zeros((3, 1)))
+    oracle = FolderOracle(tmp_path / "folder", show=lambda _: Replay("Loud-v0", seed=0))
+    oracle.submit([Query(trajectory, episode(2))])
+    digest = trajectory_digest(trajectory)
+    done = subprocess.run(
+        draw.command(tmp_path / "folder", ["loud:Loud-v0"]),
+        input=f"{digest}\n".encode(),
+        capture_output=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert done.stdout == f"{digest}\n".encode()
+    assert b".\xe9" in done.stderr
 
 
 @needs_ffmpeg

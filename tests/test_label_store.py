@@ -415,6 +415,15 @@ def test_what_was_put_off_comes_after_all_others(tmp_path):
     assert (store.num_open(), store.labels()) == (3, {})
 
 
+def test_what_was_put_off_and_is_looked_at_again_is_kept_for_who_looks(tmp_path):
+    """The page asks what is next every few seconds, as its sign of life."""
+    store = asked(tmp_path, 2)
+    store.skip(1, annotator="Ada")
+    store.claim(1, "Ada")
+    assert store.next_for("Ada").id == 1
+    assert store.next_for("Bob").id == 2
+
+
 def test_what_the_run_that_asked_last_waits_for_comes_before_what_an_earlier_one_has_left(tmp_path):
     """Also after a restart of the earlier one, which asks for its own again."""
     pairs = [("pair", (episode(2 * i), episode(2 * i + 1))) for i in range(5)]

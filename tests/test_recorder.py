@@ -133,6 +133,14 @@ def test_an_episode_that_a_diverged_simulation_cut_short_is_dropped():
     np.testing.assert_array_equal(first.costs, [2.0])  # nothing is left of the dropped one
 
 
+def test_an_episode_that_goes_on_is_whole_though_it_was_marked_while_another_ended():
+    recorder = TrajectoryRecorder(2)
+    recorder.record(*row(0), NEITHER)
+    recorder.record(*row(1), np.array([True, False]), discarded=np.array([False, True]))
+    _, second = recorder.record(*row(2), BOTH)
+    assert len(second) == 3
+
+
 @pytest.mark.parametrize(
     ("infos", "expected"),
     [

@@ -44,6 +44,7 @@ class Checkpoint:
             if name not in _MAY_DIFFER
         }
         self._parts: dict[str, Any] = {"run": run}
+        self._is_damaged = False  # the newest one, since it was read
         run.on_error(self._keep_sound)
 
     def add(self, **parts: Any) -> None:
@@ -87,9 +88,10 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         tree = _pack({"args": self._args, "parts": state}, "state", tensors)
         newest = self._folder / _NEWEST
-        if newest.exists():
+        if newest.exists() and not self._is_damaged:  # or the one before is all that there is
             os.replace(newest, self._folder / _BEFORE)
         save_tensors(newest, kind="run", tensors=tensors, meta={"tree": tree})
+        self._is_damaged = False
 
     def load(self) -> bool:
         """Put every part where the newest checkpoint has it; False if there is none yet.
@@ -145,6 +147,7 @@ class Checkpoint:
             except (CorruptFileError, NonFiniteError) as error:
                 print(f"warning: {self._folder / name}: {error}; trying the one before", flush=True)
                 damaged = error
+                self._is_damaged |= name == _NEWEST
                 continue
             return state
         if damaged is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,12 @@ from pbcrl import Trajectory, TrajectoryWriter
 from pbcrl.env_modules import env_id_flag
 from pbcrl.errors import PbcrlError
 from pbcrl.label.replay import Replay
+from pbcrl.storage import write_atomically
 from pbcrl_script_utils.datasets import Split, open_dataset
 from pbcrl_script_utils.envs import flat_dims, horizon_of
 from pbcrl_script_utils.launch import INTERRUPTED
 from pbcrl_script_utils.replays import Replays
-from pbcrl_script_utils.resume import is_finished
+from pbcrl_script_utils.resume import is_finished, read_args
 from pbcrl_script_utils.run import SCRIPTS, Run, open_child
 
 _SHARED = """
@@ -80,7 +82,9 @@ class Collector:
                 self._replays.add([trajectory], [replay])
 
     def sync(self) -> None:
-        """Put on disk what was added."""
+        """Put on disk what was added, if it is not closed: then all is."""
+        if not self._replays.close.alive:
+            return
         self._replays.sync()  # first: what is in the dataset can be played again
         self._writer.flush()
 
@@ -149,7 +153,7 @@ def collect(args: Any, run: Run, horizon: int) -> Path:
     """
     options = {name: getattr(args, name) for name in _SHARED.split()}
     options["cost_limit"] = np.inf
-    options["total_timesteps"] = collection_steps(args, horizon)
+    options["total_timesteps"] = _steps_of(args, run, horizon)
     # Other arguments make another dataset, so they are part of its name.
     digest = hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]
     env_name = args.env_id.rsplit(":", 1)[-1].replace("/", "-")
@@ -159,9 +163,14 @@ def collect(args: Any, run: Run, horizon: int) -> Path:
         run.say(f"   using the episodes collected before in {cached}")
         return cached
     begun, episodes = run.folder / "collect", run.folder / "collected"
+    if not _can_be_used(begun, options) or (is_finished(begun) and not episodes.exists()):
+        # By other arguments, or its episodes were in a cache that was deleted.
+        for folder in (begun, episodes):
+            shutil.rmtree(folder, ignore_errors=True)
     if not is_finished(begun):
         options |= {"runs_dir": run.folder, "run_name": "collect", "eval_episodes": 1}
-        options["save_trajectories"] = episodes
+        # Absolute: who goes on may be in another directory.
+        options["save_trajectories"] = episodes.resolve()
         command = [sys.executable, str(SCRIPTS / "ppo_lag.py")]
         if (begun / "args.json").exists():
             command += ["--resume", str(begun), *env_id_flag(args.env_id)]
@@ -189,3 +198,22 @@ def collect(args: Any, run: Run, horizon: int) -> Path:
     cached.parent.mkdir(parents=True, exist_ok=True)
     episodes.rename(cached)
     return cached
+
+
+def _steps_of(args: Any, run: Run, horizon: int) -> int:
+    """How many env steps are collected: an extended run keeps the episodes of its beginning."""
+    noted = run.folder / "collected.json"
+    if args.resume is not None and noted.exists():
+        return int(json.loads(noted.read_text())["total_timesteps"])
+    steps = collection_steps(args, horizon)
+    write_atomically(noted, json.dumps({"total_timesteps": steps}).encode())
+    return steps
+
+
+def _can_be_used(begun: Path, options: Mapping[str, Any]) -> bool:
+    """Whether a child that was begun, if one was, collects by these arguments."""
+    if not (begun / "args.json").exists():
+        return not begun.exists()
+    found = read_args(begun)
+    wanted = json.loads(json.dumps({name: options[name] for name in _SHARED.split()}))
+    return all(found.get(name) == value for name, value in wanted.items())

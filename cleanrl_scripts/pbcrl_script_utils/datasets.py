@@ -96,13 +96,14 @@ def _foreign(
 
             read = open_minari(folder / "data")
             found, spec = from_minari(read), read.spec.env_spec
-            if spec is not None and spec.id != env_id:
+            ended = [bool(one.terminated) for one in found]
+            if spec is not None and spec.id != env_id.rpartition(":")[2]:
                 # Said only: an env with a cost often has another id than the one without.
                 warn(f"{dataset} says that its episodes are from {spec.id}, not from {env_id}")
         else:
-            from pbcrl.data.dsrl import from_dsrl
+            from pbcrl.data.dsrl import read_dsrl
 
-            found = from_dsrl(dataset)
+            found, ended = read_dsrl(dataset)
     except ImportError as error:
         raise StorageError(f"{dataset} cannot be read: {error}") from error
     horizon, dims = horizon_of(envs), flat_dims(envs)
@@ -114,9 +115,10 @@ def _foreign(
                 f"{one.actions.shape[1:]}; name the env that they are from"
             )
     longest = max((len(one) for one in found), default=horizon)
-    if longest > horizon or (longest < horizon and not any(one.terminated for one in found)):
+    if longest > horizon or (longest < horizon and not any(ended)):
         raise _other_horizon(dataset, longest, env_id, horizon)
-    whole = [one for one in found if one.terminated or len(one) == horizon]
+    pairs = zip(found, ended, strict=True)
+    whole = [one for one, is_over in pairs if is_over or len(one) == horizon]
     if len(whole) < len(found):
         warn(
             f"{len(found) - len(whole)} of {len(found)} episodes of {dataset} were cut off before "

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pbcrl import FolderOracle, Oracle, SyntheticOracle
+from pbcrl.errors import StorageError
 from pbcrl.oracle import Teacher, num_queries
 from pbcrl_script_utils.replays import Replays
 from pbcrl_script_utils.run import Run
@@ -64,6 +66,11 @@ def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -
     """
     budget = args.offline_queries + args.online_queries
     if args.label_folder is not None:
+        if args.resume is not None and not Path(args.label_folder).exists():
+            raise StorageError(
+                f"a run goes on with the label folder that it began with, {args.label_folder}, but "
+                f"there is none in {Path.cwd()}; go on where the run was begun"
+            )
         return FolderOracle(
             args.label_folder,
             budget=budget,

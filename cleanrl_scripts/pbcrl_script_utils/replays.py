@@ -59,7 +59,10 @@ class NoteStart(gym.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         env: Any = self.unwrapped
         self._steps_left = None
-        self.start = {"rng": env.np_random.bit_generator.state} if seed is None else {"seed": seed}
+        self.start = {"seed": seed}
+        if seed is None:  # of another kind of generator the state is no plain numbers
+            bits = getattr(env.np_random, "bit_generator", None)
+            self.start = {"rng": bits.state} if isinstance(bits, np.random.PCG64) else None
         result = self.env.reset(seed=seed, options=options)
         if hasattr(env, "state_dict") and hasattr(env, "load_state_dict"):
             self.start = {"state": env.state_dict()}

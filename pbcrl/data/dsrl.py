@@ -91,6 +91,11 @@ def from_dsrl(path: str | os.PathLike[str]) -> list[Trajectory]:
             size can hold, or they make no trajectories.
         NonFiniteError: If a number is NaN or infinite.
     """
+    return read_dsrl(path)[0]
+
+
+def read_dsrl(path: str | os.PathLike[str]) -> tuple[list[Trajectory], list[bool]]:
+    """Return what `from_dsrl` does, and of each episode whether it ended by itself."""
     path = Path(path)
     if not path.is_file():
         raise StorageError(f"a DSRL file is read from disk, but there is none at {path}")
@@ -118,7 +123,7 @@ def from_dsrl(path: str | os.PathLike[str]) -> list[Trajectory]:
             costs = arrays["costs"][start:end] if "costs" in arrays else None
             rows = arrays["observations"][start:end], arrays["actions"][start:end]
             found.append(Trajectory(*rows, costs, *outcome))
-    return found
+    return found, [bool(terminal[end - 1]) for end in bounds[1:]]
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

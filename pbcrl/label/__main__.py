@@ -119,18 +119,19 @@ def _print_agreement(store: "LabelStore") -> None:
     import numpy as np
 
     from pbcrl.label.export import agreement, disagreements
+    from pbcrl.label.terminal import printable
 
     for name, value in agreement(store).items():
         print(f"{name:<32} {'too few answers' if math.isnan(value) else f'{value:.3f}'}")
     for name, events in disagreements(store):
-        print(name)
+        print(printable(name))
         for event in events:
             answer = ", ".join(
                 f"{name.replace('_', ' ')} {' '.join(f'{one:g}' for one in np.ravel(value))}"
                 for name, value in asdict(event.label).items()
                 if value is not None
             )
-            print(f"   {event.annotator}: {answer}")
+            print(f"   {printable(event.annotator)}: {answer}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import importlib
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from io import BufferedReader
@@ -26,6 +27,8 @@ from pbcrl.storage import make_folder, open_regular, write_atomically
 
 CLIPS = "clips"
 """Their folder in a label folder."""
+PARTIAL = ".partial.mp4"
+"""Ends the names of those that are being drawn."""
 
 _MOST_FPS = 15.0  # drawing costs more than seeing less
 _MOST_FRAMES = 400
@@ -54,7 +57,8 @@ def draw_frames(
     pictures = [np.asarray(frame) for frame in frames]
     shapes = {picture.shape for picture in pictures}
     kinds = {picture.dtype for picture in pictures}
-    if len(shapes) != 1 or kinds != {np.dtype(np.uint8)} or len(next(iter(shapes))) != 3:
+    size = next(iter(shapes), ())
+    if len(shapes) != 1 or kinds != {np.dtype(np.uint8)} or len(size) != 3 or size[2] != 3:
         raise LabelError(
             f"frames are uint8 (H, W, 3) of one size, got {sorted(map(str, kinds))} of "
             f"{sorted(shapes)[:3]}; convert them"
@@ -73,6 +77,14 @@ def draw_replay(folder: Path, digest: str, replay: Replay, trajectory: Any) -> N
     every = max(1, math.ceil(per_second / _MOST_FPS), math.ceil(steps / _MOST_FRAMES))
     frames = replay_frames(replay, trajectory, every=every)
     _write(folder, digest, frames, fps=per_second / every, every=every, steps=steps)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what drawings that were cut off have left there, an hour ago or more."""
+    for path in checked_clips(folder).glob(f"*{PARTIAL}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > 3600:
+                path.unlink()
 
 
 def missing() -> str | None:
@@ -141,7 +153,7 @@ def _write(
     ffmpeg = _ffmpeg()
     path = checked_clips(folder) / f"{digest}.mp4"
     make_folder(path.parent)
-    partial = path.with_name(f"{digest}.{os.getpid()}.partial.mp4")
+    partial = path.with_name(f"{digest}.{os.getpid()}{PARTIAL}")
     first, caption = next(frames)
     captions, count = [caption[:_MAX_CAPTION]], 0
     height, width = first.shape[:2]

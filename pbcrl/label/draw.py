@@ -44,6 +44,9 @@ def main() -> None:
     """Draw what the page asks for: a digest per line comes in, the same one goes out when done."""
     if hasattr(os, "nice"):
         os.nice(10)
+    # What an env prints goes where errors go: the page reads digests alone.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     folder = Path(sys.argv[1])
     store = LabelStore(folder)
     for line in sys.stdin:
@@ -59,7 +62,7 @@ def main() -> None:
         except Exception as error:  # an env may raise anything
             note_failure(folder, digest, f"{type(error).__name__}: {error}")
         try:
-            print(digest, flush=True)
+            print(digest, file=replies, flush=True)
         except BrokenPipeError:  # the page has ended, and nobody reads on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), replies.fileno())
             return

@@ -402,7 +402,7 @@ function show(found) {
   question = found;
   chosen = JSON.parse(sessionStorage.getItem(draft()) || "{}");
   if (found.kind === "grid") {
-    chosen = { ...(found.answer || {}).safe, ...chosen };
+    if (found.answer) chosen = { ...found.answer.safe };
   } else if (found.answer) {
     const { answers = found.answer, unsafe } = found.answer;
     chosen = Object.fromEntries(PARTS[found.kind].map((name, i) => [name, answers[i]]));

@@ -34,7 +34,14 @@ import numpy as np
 
 from pbcrl.data.label_log import label_to_json
 from pbcrl.errors import LabelError, StorageError
-from pbcrl.label.clips import checked_clips, clip_of, missing, note_failure, open_clip
+from pbcrl.label.clips import (
+    checked_clips,
+    clip_of,
+    missing,
+    note_failure,
+    open_clip,
+    remove_leftovers,
+)
 from pbcrl.label.draw import command as draw_command
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.standing import Question
@@ -146,6 +153,8 @@ class LabelServer(http.server.ThreadingHTTPServer):
             names |= set(socket.gethostbyname_ex(host)[2])
         # A name of somebody else's that resolves to this machine is none of these.
         self.hosts = {f"{name.lower()}:{self.server_port}" for name in names}
+        if self.server_port == 80:  # which a browser leaves out
+            self.hosts |= {name.lower() for name in names}
         self.clips = _ClipMaker(store, env_ids)
 
     def server_close(self) -> None:
@@ -603,6 +612,7 @@ class _ClipMaker:
         self._end(process)
 
     def _work(self) -> None:
+        remove_leftovers(self._store.folder)
         first: list[str] = []
         while not self._closed:
             with contextlib.suppress(queue.Empty):
@@ -659,6 +669,7 @@ class _ClipMaker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                errors="replace",
             )
         process = self._process
         assert process.stdin is not None
@@ -667,7 +678,7 @@ class _ClipMaker:
             process.stdin.write(f"{digest}\n")
             process.stdin.flush()
             while (line := process.stdout.readline()) and line.strip() != digest:
-                pass  # what an env prints
+                pass
             if line or self._closed:
                 return
         if not self._closed:

@@ -233,7 +233,8 @@ class Standing:
             skip = person.skipped.get(number)
             where = 0 if number in here else 2 if number in elsewhere else 1
             of_other = number not in self.first and number not in here
-            return of_other, skip is not None, where, 0 if skip is None else skip.id, number
+            is_late = skip is not None and number not in here
+            return of_other, is_late, where, 0 if skip is None else skip.id, number
 
         most = len(found) if most is None else most
         rest = found - apart

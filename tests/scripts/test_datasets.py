@@ -12,6 +12,8 @@ from pbcrl.errors import LabelError, MismatchError, MissingCostError, StorageErr
 from .runs import assert_same_run, small_pbcrl
 
 pytest.importorskip("h5py", reason="needs the extra `dsrl`")
+import h5py
+
 from pbcrl.data.dsrl import to_dsrl
 from pbcrl_script_utils.datasets import open_dataset
 from pbcrl_script_utils.envs import make_envs
@@ -100,6 +102,19 @@ def test_episodes_that_were_cut_off_are_left_out_and_terminated_ones_kept(tmp_pa
     assert len(said) == 1
     assert said[0].startswith("2 of 20 episodes of")
     assert "cut off before the time limit of 100 steps, and are left out" in said[0]
+
+
+def test_episodes_that_ended_by_themselves_stay_though_a_file_has_no_last_observations(
+    tmp_path, episodes
+):
+    """They are those that failed: without them the sample would be of the safer ones."""
+    fallen = [replace(cut(one, 30), terminated=True) for one in episodes[:5]]
+    path = dsrl(tmp_path, fallen + episodes[5:20])
+    with h5py.File(path, "a") as file:
+        del file["next_observations"]
+    split, said = opened(path)
+    assert sorted(len(one) for part in split for one in part) == [30] * 5 + [100] * 15
+    assert said == []
 
 
 def test_the_simulated_oracle_needs_costs_and_people_do_not(tmp_path, episodes):

@@ -3,6 +3,7 @@
 import random
 import shutil
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -10,7 +11,7 @@ from pbcrl.data.dataset import REPLAYS, TrajectoryDataset
 from pbcrl.label.replay import Replay, replay_frames
 from pbcrl.storage import StorageError
 from pbcrl.trajectory import Trajectory
-from pbcrl_script_utils.replays import Replays
+from pbcrl_script_utils.replays import NoteStart, Replays
 
 from ..damage import full_disk
 from .runs import cut_off, resume, small_ppo_lag
@@ -42,6 +43,20 @@ def test_what_was_noted_is_found_again_and_nothing_is_noted_twice(tmp_path):
     assert seeds(again, [*episodes, episode(7)]) == [0, 1, 2, None]
     assert (tmp_path / REPLAYS).stat().st_size == size
     assert again.include(tmp_path / "nowhere") is False
+
+
+@pytest.mark.parametrize(
+    "kind", [np.random.RandomState, lambda seed: np.random.Generator(np.random.MT19937(seed))]
+)
+def test_an_env_with_another_kind_of_generator_is_stepped_and_shown_as_curves(kind):
+    """The first episode can be played again by its seed; the next have no seed."""
+    env = NoteStart(gym.make("Pendulum-v1"))
+    env.reset(seed=3)
+    assert env.start == {"seed": 3}
+    env.unwrapped._np_random = kind(1)
+    env.unwrapped.reset = lambda **_: (np.zeros(3, np.float32), {})
+    env.reset()
+    assert env.start is None
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -515,6 +515,35 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         resume(module, folder)
 
 
+def test_a_damaged_checkpoint_never_takes_the_place_of_the_one_before(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    """A disk that is full often leaves the first, and refuses the next."""
+    for number in (1, 2):
+        checkpoint(one=Holding({"number": number})).save()
+    newest = tmp_path / "run" / "checkpoint.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    part = Holding({})
+    one = checkpoint(one=part)
+    assert one.load()
+    assert part.state == {"number": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr("pbcrl_script_utils.checkpoint.save_tensors", full)
+        with pytest.raises(StorageError, match="full"):
+            one.save()
+    assert checkpoint(one=part).load()
+    part.state = {"number": 3}
+    one.save()
+    newest.write_bytes(b"")
+    assert checkpoint(one=part).load()
+    assert part.state == {"number": 1}
+    assert capsys.readouterr().out.count("checkpoint.safetensors is damaged") == 3
+
+
+def full(*_, **__):
+    raise StorageError("the disk is full")
+
+
 def test_a_checkpoint_that_is_not_finite_is_not_written_and_gives_way_if_it_was(
     checkpoint, tmp_path, capsys, monkeypatch
 ):

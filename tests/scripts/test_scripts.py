@@ -3,6 +3,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from pbcrl_envs.toy.point_hazards import HAZARD_RADIUS, HAZARDS
 
 from ..people import answering, questions
 from .conftest import SCRIPTS, SMALL, write_dataset
-from .runs import metrics, rows, small, small_pbcrl, small_ppo_lag, summary, weights
+from .runs import metrics, resume, rows, small, small_pbcrl, small_ppo_lag, summary, weights
 
 CONTRACT = """
     return true_cost learned_cost cost_limit bias accuracy balanced_accuracy base_rate pair_accuracy
@@ -230,6 +231,23 @@ def test_pbcrl_collects_its_own_dataset_once_and_then_reuses_it(scripts, tmp_pat
     scripts.ppo_lag_pbcrl.train(replace(args, run_name="again"))
     assert "using the episodes collected before" in capsys.readouterr().out
     assert (dataset / "manifest.safetensors").stat().st_mtime_ns == before
+
+
+def test_an_extended_run_keeps_the_episodes_that_it_collected_or_collects_them_again(
+    scripts, tmp_path, capsys
+):
+    """Its length was part of the name of its episodes, so that a longer run found none."""
+    args = small_pbcrl(scripts, tmp_path, None, total_timesteps=4000, cost_limit=15.0)
+    folder = scripts.ppo_lag_pbcrl.train(args)
+    (dataset,) = (tmp_path / "datasets").iterdir()
+    manifest = (dataset / "manifest.safetensors").read_bytes()
+    capsys.readouterr()
+    resume(scripts.ppo_lag_pbcrl, folder, total_timesteps=4400)
+    assert "using the episodes collected before" in capsys.readouterr().out
+    assert list((tmp_path / "datasets").iterdir()) == [dataset]
+    shutil.rmtree(dataset)
+    resume(scripts.ppo_lag_pbcrl, folder, total_timesteps=4800)
+    assert (dataset / "manifest.safetensors").read_bytes() == manifest
 
 
 @pytest.mark.parametrize(
