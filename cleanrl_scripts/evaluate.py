@@ -159,17 +159,21 @@ def play_upstream(args: Args, agent: Any, env_id: str) -> tuple[np.ndarray, np.n
     with TemporaryDirectory() as folder:
         policy, output = Path(folder) / "policy.pt", Path(folder) / "episodes.npz"
         agent.requires_grad_(False)  # weights become constants of the traced function
+
+        def mean_action(obs: torch.Tensor) -> Any:
+            return agent.middle + agent.half_range * agent.mean(agent.normalize(obs))
+
         example = torch.zeros(1, len(agent.obs_mean))
         with warnings.catch_warnings():
             # Its successor, torch.export, writes files that an older PyTorch may not read.
             warnings.simplefilter("ignore", DeprecationWarning)
-            mean = torch.jit.trace(lambda obs: agent.mean(agent.normalize(obs)), example)
-            torch.jit.save(mean, str(policy))
+            torch.jit.save(torch.jit.trace(mean_action, example), str(policy))
         command = [str(python), str(Path(__file__).with_name("play_upstream.py"))]
         command += [str(policy), str(output), f"--env-id={env_id}"]
         command += [f"--episodes={args.episodes}", f"--seed={args.seed}"]
         if args.stochastic:
-            command += ["--std", *map(str, agent.log_std.detach().exp().tolist())]
+            std = agent.half_range * agent.log_std.detach().exp()  # in the action's own units
+            command += ["--std", *map(str, std.tolist())]
         child = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         if child.returncode != 0:
             lines = child.stderr.strip().splitlines() or [f"exit status {child.returncode}"]

@@ -467,7 +467,9 @@ def main() -> None:
     for page in PAGES:
         old = page.read_text(encoding="utf-8")
         new = with_tables(old)
-        if new != old and "--check" in sys.argv:
+        if new == old:
+            continue
+        if "--check" in sys.argv:
             raise SystemExit(f"error: {page} has other tables; run python docs/make_tables.py")
         page.write_text(new, encoding="utf-8")
 

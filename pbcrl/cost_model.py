@@ -107,6 +107,11 @@ class LearnedCost(nn.Module, ABC):
             ValueError: If `horizon` is below 1, or the model has none: its limit holds for any.
         """
 
+    @property
+    def has_input_scale(self) -> bool:
+        """Whether `fit_input_scale` has been called, here or before the model was saved."""
+        return False
+
     @abstractmethod
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training."""
@@ -419,6 +424,11 @@ class CostModel(LearnedCost):
         """Return C_ψ, whose limit is 0, as the only member's, (1, B)."""
         return self.trajectory_cost(obs, actions, mask)[None]
 
+    @property
+    def has_input_scale(self) -> bool:
+        """Whether `fit_input_scale` has been called, here or before the model was saved."""
+        return bool((self.input_mean != 0).any() or (self.input_scale != 1).any())
+
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, once, before training.
 
@@ -503,7 +513,7 @@ class CostModel(LearnedCost):
             "discount": self.discount,
             "output_scale": self.output_scale,
             "horizon": self.horizon,
-            "net": None if isinstance(self.net, MLP | ConvNet) else _name(self.net),
+            "net": None if type(self.net) in (MLP, ConvNet) else _name(self.net),
         }
 
     @classmethod
@@ -551,7 +561,7 @@ class CostModel(LearnedCost):
     def _cost_of_one(
         self, obs: NDArray[Any], actions: NDArray[np.float32]
     ) -> NDArray[np.float32] | None:
-        arrays = self._mlp_arrays() if isinstance(self.net, MLP) else []
+        arrays = self._mlp_arrays() if type(self.net) is MLP else []  # its forward, no other's
         if not arrays:
             return None
         mean, scale, *layers = arrays

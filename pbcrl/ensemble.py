@@ -79,6 +79,11 @@ class CostModelEnsemble(LearnedCost):
             member.prorate(horizon)
         self.horizon = horizon
 
+    @property
+    def has_input_scale(self) -> bool:
+        """Whether that of the members is fixed."""
+        return next(iter(self._models())).has_input_scale
+
     def fit_input_scale(self, trajectories: Sequence[Trajectory]) -> None:
         """Fix the mean and the scale of the inputs from data, the same for all members."""
         first, *others = self._models()

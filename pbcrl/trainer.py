@@ -456,7 +456,7 @@ class CostModelTrainer(Trainer):
         self._check_new(buffer, new)
         if not len(new):
             return {}
-        if not self.steps:
+        if not self.steps and not self.model.has_input_scale:
             self.model.fit_input_scale(buffer.trajectories)
         self.num_untuned += len(new)
         predicted, labelled = self.violation_rates(buffer, new)

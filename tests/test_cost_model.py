@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from pbcrl.cost_model import CostModel
+from pbcrl.cost_model import MLP, CostModel
 from pbcrl.ensemble import load_cost_model
 from pbcrl.errors import (
     CorruptFileError,
@@ -375,6 +375,31 @@ def test_a_custom_network_takes_the_place_of_the_mlp(keep_axis):
     costs = model.step_cost(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 9.0]]), np.array([[1.0], [0.0]]))
     assert costs.tolist() == [5.5, 0.0]
     assert [name for name, _ in model.named_parameters()] == ["net.weight"]
+
+
+class NoLess(MLP):
+    """A network of ours, whose costs are none below 0."""
+
+    def forward(self, obs, actions):
+        return torch.relu(super().forward(obs, actions))
+
+
+def test_a_network_that_extends_ours_is_its_own_whatever_the_number_of_steps(tmp_path):
+    """A single step once went through a copy of the plain one, and so did a model from its file."""
+    torch.manual_seed(0)
+    model = CostModel(*boxes(3, 1), net=NoLess(4, (8,)))
+    torch.nn.init.normal_(model.net[-1].weight)  # it is 0 until it is trained
+    obs, actions = torch.randn(20, 3).numpy(), np.zeros((20, 1), np.float32)
+    together = model.step_cost(obs, actions)
+    assert (together >= 0).all()
+    assert (together == 0).any()
+    one_by_one = [model.step_cost(obs[i : i + 1], actions[i : i + 1])[0] for i in range(20)]
+    np.testing.assert_allclose(one_by_one, together, atol=1e-6)
+    model.save(tmp_path / "model.safetensors")
+    with pytest.raises(MismatchError, match="NoLess"):
+        CostModel.load(tmp_path / "model.safetensors")
+    same, _ = CostModel.load(tmp_path / "model.safetensors", net=NoLess(4, (8,)))
+    assert (same.step_cost(obs, actions) == together).all()
 
 
 def test_a_network_reads_inputs_at_the_scale_of_the_data():

@@ -111,6 +111,21 @@ def test_an_image_model_is_exported_with_bytes_as_input(tmp_path):
     assert session.get_modelmeta().custom_metadata_map["horizon"] == ""
 
 
+class Sum(torch.nn.Module):
+    def forward(self, obs, actions):
+        return obs.flatten(-3).sum(-1) + actions.sum(-1)
+
+
+def test_floats_of_three_axes_are_read_as_such_if_they_are_said_to_be_no_image(tmp_path):
+    model = CostModel(Box(-1, 1, (2, 3, 4)), Box(-1, 1, (1,)), net=Sum())
+    export_onnx(model, tmp_path / "cost.onnx", image=False)
+    obs = np.random.default_rng(0).uniform(-1, 1, (5, 2, 3, 4)).astype(np.float32)
+    actions = np.zeros((5, 1), np.float32)
+    session = onnxruntime.InferenceSession(tmp_path / "cost.onnx")
+    (costs,) = session.run(None, {"obs": obs, "actions": actions})
+    np.testing.assert_allclose(costs, model.step_cost(obs, actions), rtol=1e-5)
+
+
 def test_a_controller_judges_an_episode_without_pbcrl_and_pytorch(tmp_path):
     torch.manual_seed(0)
     model = trained()

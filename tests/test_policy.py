@@ -80,6 +80,13 @@ def test_a_policy_read_from_its_file_acts_the_same_to_the_last_bit(tmp_path, act
         assert (same.env_id, same.obs_dim, same.act_dim) == ("Walk", 2, 2)
 
 
+def test_a_layer_without_a_bias_is_read_as_it_was(tmp_path):
+    policy = doubling(nn.Sequential(nn.Linear(2, 4, bias=False), nn.ReLU(), nn.Linear(4, 2)))
+    policy.save(tmp_path / "policy.safetensors")
+    obs = np.random.default_rng(0).normal(size=(10, 2))
+    assert (load_policy(tmp_path)(obs) == policy(obs)).all()
+
+
 def test_observations_that_are_not_those_of_the_env_are_refused():
     policy = doubling()
     for obs in (np.zeros(3), np.zeros((4, 3)), 1.0, np.zeros((2, 2, 2))):

@@ -942,6 +942,15 @@ def test_a_round_moves_the_dead_zone_and_fine_tunes_with_it():
     assert (trainer.steps, trainer.num_untuned) == (2, 0)
 
 
+def test_a_model_that_was_trained_before_keeps_its_input_scale_under_a_new_trainer():
+    """Another one made it another function, though the step size is 0."""
+    buffer, model = online_buffer(), known_trainer(lr=0.0).model
+    model.fit_input_scale([Trajectory(np.array([[0.0], [10.0]]), np.zeros((2, 1)))])
+    before = model.score(buffer.trajectories)
+    CostModelTrainer(model, rng=rng(), lr=0.0).update(buffer, np.arange(3), epochs=1)
+    assert (model.score(buffer.trajectories) == before).all()
+
+
 def test_before_the_first_training_the_dead_zone_stays_and_the_input_scale_is_fitted():
     """The observations -1, 2, 0, 3, 4 have mean 1.6 and variance 3.44."""
     buffer, trainer = online_buffer(), known_trainer(dead_zone=DeadZone(1.0, lr=0.5), lr=0.0)

@@ -268,7 +268,9 @@ def read_made_by(folder: Path) -> dict[str, str | None]:
 def load(folder: Path) -> list[Run]:
     """Read every finished run in a folder, in the order of their names."""
     runs, seen = [], dict[tuple[str, str, int], Path]()
-    for path in sorted([*folder.glob("summary.json"), *folder.glob("*/summary.json")]):
+    # Below a run lies at most the one that collected its episodes, which is no result.
+    found_in = "summary.json" if (folder / "summary.json").exists() else "*/summary.json"
+    for path in sorted(folder.glob(found_in)):
         summary = read_object(path, "return", "true_cost", "wall_seconds")
         found = identity(path.parent) if summary is not None else None
         if summary is None or found is None:

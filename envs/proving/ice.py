@@ -11,6 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
+from pbcrl_envs.checks import checked_actions
 from pbcrl_envs.proving.base import unbounded
 from pbcrl_envs.simulation import FloatArray
 
@@ -57,10 +58,11 @@ class Ice(gymnasium.Env[NDArray[Any], NDArray[Any]]):
 
         Raises:
             ResetNeeded: If there was no reset.
+            ValueError: If the action has another shape, or is not finite.
         """
         if not self._begun:
             raise ResetNeeded("an episode begins with reset(), but there was none; call it first")
-        push, steer = (min(max(float(one), -1.0), 1.0) for one in action)
+        push, steer = checked_actions(action, shape=(2,), axes="(push, steer)").tolist()
         self._speed = 0.8 * self._speed + 0.2 * (0.75 + 0.75 * push)
         way = 0.1 * self._speed
         self._x += way

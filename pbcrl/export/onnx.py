@@ -28,7 +28,13 @@ TREES_OPSET = 3
 _FILE_VERSION = 8  # the newest that ONNX Runtime 1.14 reads
 
 
-def export_onnx(model: LearnedCost, path: str | os.PathLike[str], *, env_id: str = "") -> None:
+def export_onnx(
+    model: LearnedCost,
+    path: str | os.PathLike[str],
+    *,
+    env_id: str = "",
+    image: bool | None = None,
+) -> None:
     """Write a cost model as ONNX, atomically.
 
     Inputs: `obs` (steps, *obs_shape), raw, float32 or, of an image, uint8; `actions` (steps,
@@ -44,6 +50,8 @@ def export_onnx(model: LearnedCost, path: str | os.PathLike[str], *, env_id: str
             network that `torch.onnx` takes; or an ensemble.
         path: File to write.
         env_id: Gymnasium id of the env whose steps it reads.
+        image: Whether observations are images of bytes; default: if they have three axes, as those
+            of every network but your own that reads floats in that shape.
 
     Raises:
         ImportError: If the extra is missing.
@@ -57,7 +65,7 @@ def export_onnx(model: LearnedCost, path: str | os.PathLike[str], *, env_id: str
             f"an export to ONNX needs {' and '.join(needed)}, {' and '.join(missing)} cannot be "
             "imported; pip install 'pbcrl[onnx]'"
         )
-    proto = _written(model) if isinstance(model, TreeCost) else _traced(model)
+    proto = _written(model) if isinstance(model, TreeCost) else _traced(model, image)
     about = {
         "learned_limit": np.format_float_positional(model.learned_limit, trim="0"),
         "horizon": "" if model.horizon is None else str(model.horizon),
@@ -70,9 +78,9 @@ def export_onnx(model: LearnedCost, path: str | os.PathLike[str], *, env_id: str
     write_atomically(Path(path), proto.SerializeToString())
 
 
-def _traced(model: LearnedCost) -> Any:
+def _traced(model: LearnedCost, image: bool | None) -> Any:
     """The graph of any PyTorch module, as PyTorch writes it."""
-    is_image = len(model.obs_shape) == 3
+    is_image = len(model.obs_shape) == 3 if image is None else image
     example = (
         torch.zeros(3, *model.obs_shape, dtype=torch.uint8 if is_image else torch.float32),
         torch.zeros(3, model.act_dim),

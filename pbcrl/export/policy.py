@@ -148,8 +148,9 @@ class Policy:
         layers = []
         for i, name in enumerate(meta["layers"]):
             size = tuple(tensors[f"net.{i}.weight"].shape[::-1]) if name == "Linear" else ()
+            options = {"bias": f"net.{i}.bias" in tensors} if name == "Linear" else {}
             with torch.device("meta"):
-                layers.append(_LAYERS[name](*size))
+                layers.append(_LAYERS[name](*size, **options))
         net = nn.Sequential(*layers)
         weights = {k.removeprefix("net."): t for k, t in tensors.items() if k.startswith("net.")}
         net.load_state_dict(weights, assign=True)

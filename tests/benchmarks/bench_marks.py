@@ -16,13 +16,11 @@ from pathlib import Path
 from threading import Lock
 
 import tyro
-from bench_minutes import SECONDS
+from bench_minutes import PER_MARKED_PAIR
 from script_runs import add_row, rows_there, summary_of
 
 from pbcrl_script_utils.run import made_by
 
-PER_PAIR = SECONDS["pairs"] + 2 * SECONDS["marks"]
-"""Seconds of a pair of whole episodes, in both of which the unsafe moments are marked."""
 MEASURES = (
     *("cost_limit", "return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
     *("violation_rate_stochastic", "return_last_fifth", "true_cost_last_fifth", "multiplier"),
@@ -53,7 +51,7 @@ def main(args: Args) -> None:
 
     def run(job: tuple[str, int, int, int]) -> None:
         env_id, minutes, errors, seed = job
-        pairs = int(60 * minutes / PER_PAIR)
+        pairs = int(60 * minutes / PER_MARKED_PAIR)
         offline = round(2 * pairs / 3)
         words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--marks"]
         words += ["--threads", "1"]

@@ -54,9 +54,10 @@ SECONDS: dict[Kind, float] = {
     **{"labels": 3.5, "preferences": 5.5},
 }
 """Of a person, per question; estimates, of which `bench_keys.py` times the handling alone: three or
-four keys; twelve clips, of which some are
-clicked; an episode of 20 s at twice its speed, and a key for the whole; half a pair; a pair without
-two of its keys."""
+four keys; twelve clips, of which some are clicked; an episode of 20 s at twice its speed, and a key
+for the whole; half a pair; a pair without two of its keys."""
+PER_MARKED_PAIR = SECONDS["pairs"] + 2 * SECONDS["marks"]
+"""Of a pair of whole episodes, in both of which the unsafe moments are marked."""
 GRID = 12
 COLUMNS = (
     *("commit", "env", "source", "kind", "errors", "minutes", "seed", "questions"),

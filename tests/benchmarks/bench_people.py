@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "cleanrl_scripts"))
 
 import field  # noqa: F401 registers
 from bench_label import Page
-from bench_minutes import SECONDS
+from bench_minutes import PER_MARKED_PAIR, SECONDS
 from evaluate import load_agent
 
 from pbcrl.label.store import contradiction
@@ -160,7 +160,7 @@ def train_and_certify(folder: Path, seed: int, args: Args) -> None:
     kinds = answered(train, questions, folder / "log", args, rng)
     certify = [str(SCRIPTS / "certify.py"), str(run), "--env-id", ENV_ID]
     kinds += answered(certify, run / "certificate", folder / "certify.log", args, rng)
-    pair = 2 * SECONDS["marks"] if args.marks else SECONDS["pairs"]
+    pair = PER_MARKED_PAIR if args.marks else SECONDS["pairs"]
     seconds = sum(SECONDS["grids"] if kind == "grid" else pair for kind in kinds)
     (folder / "minutes").write_text(f"{seconds / 60:.0f}")
 

@@ -25,8 +25,16 @@ Rows = list[dict[str, Any]]
 
 
 def add_row(path: Path, columns: Sequence[str], row: Mapping[str, object]) -> None:
-    """Add a row to a CSV file with these columns, or begin one; what the row lacks is empty."""
+    """Add a row to a CSV file with these columns, or begin one; what the row lacks is empty.
+
+    Raises:
+        SystemExit: If the file has other columns: they would say what the row does not.
+    """
     is_new = not path.exists()
+    if not is_new:
+        with path.open(newline="") as file:
+            if (found := next(csv.reader(file), [])) != list(columns):
+                raise SystemExit(f"error: {path} has the columns {found}, not {list(columns)}")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns)
         if is_new:

@@ -306,3 +306,11 @@ def test_whoever_broke_in_goes_on_and_pays_no_more():
 def test_the_plain_env_begins_with_a_reset():
     with pytest.raises(ResetNeeded, match=r"an episode begins with reset\(\)"):
         gymnasium.make("ProvingIce-v0").unwrapped.step(np.zeros(2, np.float32))
+
+
+def test_the_plain_env_refuses_an_action_that_is_no_number():
+    """Nothing was ever costly again after one."""
+    env = gymnasium.make("ProvingIce-v0").unwrapped
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="actions must be finite"):
+        env.step(np.array([np.nan, 0.0]))

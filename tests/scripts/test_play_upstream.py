@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +38,29 @@ with torch.no_grad():
     means = np.concatenate([torch.jit.load(policy)(row[None]) for row in obs])
 np.savez(output, returns=means.sum(1), costs=np.array([float("--episodes=2" in words), *std]))
 """
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.load:DeprecationWarning")
+def test_actions_are_handed_over_in_the_units_of_the_env(scripts, tmp_path, monkeypatch):
+    """Humanoid's have bounds of ±0.4: means and noise were once 2.5 times too large."""
+    interpreter, handed = tmp_path / "python", {}
+    interpreter.touch()
+
+    def run(command, **_):
+        handed["std"] = list(map(float, command[command.index("--std") + 1 :]))
+        handed["mean"] = torch.jit.load(command[2])
+        np.savez(command[3], returns=np.zeros(2), costs=np.zeros(2))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(scripts.evaluate.subprocess, "run", run)
+    folder = small_run(tmp_path / "run", env_id="SafetyHumanoidVelocity-v1")
+    trained = json.loads((folder / "args.json").read_text())
+    agent, env_id, _ = scripts.evaluate.load_agent(folder, trained, None, trusted=False)
+    args = scripts.evaluate.Args(str(folder), upstream_python=str(interpreter), stochastic=True)
+    scripts.evaluate.play_upstream(args, agent, env_id)
+    obs = torch.randn(5, len(agent.obs_mean))
+    np.testing.assert_allclose(handed["mean"](obs), agent.act(obs.numpy()), atol=1e-6)
+    np.testing.assert_allclose(handed["std"], np.full(17, 0.4 * np.exp(-0.5)), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -407,6 +407,15 @@ def test_torn_lines_of_metrics_are_counted_and_left_out(report, tmp_path, capsys
     )
 
 
+def test_of_one_run_the_one_that_collected_its_episodes_is_no_result(report, tmp_path):
+    """It has no limit, and once stood in the table as the oracle."""
+    write_run(tmp_path, TOY, "pbcrl", 0)
+    folder = tmp_path / f"{TOY}__pbcrl__0"
+    write_run(folder, TOY, "ppo_lag", 0)
+    (run,) = report.load(folder)
+    assert run.folder == folder
+
+
 @pytest.mark.parametrize("content", [None, ""])
 def test_a_run_without_lines_of_metrics_has_its_row_and_no_curves(report, tmp_path, content):
     write_run(tmp_path, TOY, "pbcrl", 0, **{"return": 7.0})
