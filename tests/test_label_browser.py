@@ -4,6 +4,7 @@ Skipped where there is no Chromium or no Playwright. `PBCRL_CHROMIUM` names the 
 on the PATH; screenshots are kept in `PBCRL_SCREENSHOTS`, if that is set.
 """
 
+import json
 import math
 import os
 import shutil
@@ -469,6 +470,55 @@ def test_in_a_grid_the_unsafe_ones_are_marked_by_mouse_and_keys(browser, tmp_pat
         page.click("#done")
         page.wait_for_selector("#idle:visible")
     assert LabelStore(tmp_path).labels()[7].safe[11] == 1
+
+
+def test_a_second_enter_does_not_call_the_next_grid_safe_unseen(browser, tmp_path):
+    """Certificates come from these answers."""
+    fill(tmp_path, 6, grid=12)
+    store = LabelStore(tmp_path)
+    for number in range(1, 7):
+        store.answer(number, Label(0.5, 1, 1), annotator="Bob")
+    store.ask([("grid", [store.trajectory(d) for d in store.questions()[6].members[:6]])])
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.keyboard.press("3")
+        page.keyboard.press("Enter")
+        until(page, "document.querySelectorAll('#clips figure').length === 6")
+        ready(page)
+        page.evaluate("labelling.player.seconds = 0")
+        page.keyboard.press("Enter")
+        time.sleep(0.2)
+        assert list(store.labels()) == [1, 2, 3, 4, 5, 6, 7]
+        page.evaluate("labelling.player.seconds = 1")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#idle:visible")
+    assert store.labels()[8].safe == (1.0,) * 6
+
+
+def test_a_key_for_each_clip_and_a_film_that_ends_under_one(browser, tmp_path):
+    """Both are unsafe at once; then the right one until its last step."""
+    fill(tmp_path, 1)
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        ready(page)
+        page.evaluate("labelling.player.hold(4)")
+        page.keyboard.down("x")
+        page.evaluate("labelling.player.hold(8)")
+        page.keyboard.down("m")
+        page.evaluate("labelling.player.hold(10)")
+        page.keyboard.up("m")
+        page.evaluate("labelling.player.hold(12)")
+        page.keyboard.up("x")
+        marks = "JSON.stringify(chosen.unsafe)"
+        left, right = json.loads(page.evaluate(marks))
+        (every,) = {page.evaluate("labelling.player.every()")}
+        assert left == [[3 * every, 12 * every]]
+        assert right == [[7 * every, 10 * every]]
+        page.keyboard.down("m")
+        page.evaluate("labelling.player.loop = false")
+        page.evaluate("labelling.player.play()")
+        until(page, "!labelling.player.playing")
+        page.keyboard.up("m")
+        assert json.loads(page.evaluate(marks))[1][-1][1] == 90
 
 
 def test_a_grid_is_marked_on_a_phone_by_touch(browser, tmp_path):

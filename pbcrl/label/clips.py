@@ -63,8 +63,16 @@ def draw_frames(
             f"frames are uint8 (H, W, 3) of one size, got {sorted(map(str, kinds))} of "
             f"{sorted(shapes)[:3]}; convert them"
         )
-    every = max(1, round(steps / len(pictures)))
+    every = _steps_each(steps, len(pictures))
     _write(folder, digest, ((one, "") for one in pictures), fps=fps, every=every, steps=steps)
+
+
+def _steps_each(steps: int, count: int) -> float:
+    """Steps from one picture to the next: whole where it can be, with one after the last or not."""
+    for between in (count - 1, count):
+        if between > 0 and steps % between == 0:
+            return steps // between
+    return max(1.0, steps / max(1, count - 1))
 
 
 def draw_replay(folder: Path, digest: str, replay: Replay, trajectory: Any) -> None:
@@ -147,7 +155,7 @@ def _write(
     frames: Iterator[tuple[Image, str]],
     *,
     fps: float,
-    every: int,
+    every: float,
     steps: int,
 ) -> None:
     ffmpeg = _ffmpeg()

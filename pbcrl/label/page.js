@@ -57,19 +57,26 @@ async function call(path, body) {
 const get = (path, parameters = {}) =>
   call(`${path}?${new URLSearchParams({ annotator, tab, ...parameters })}`);
 
+let sending = false;
+
 // An event is sent until the server has it; its token makes sure that it is added once.
 async function send(event) {
   const body = { ...event, annotator, token: unique() };
-  for (;;) {
-    try {
-      const found = await call("/api/events", body);
-      notice("");
-      return found;
-    } catch (error) {
-      if (error instanceof Refused && error.status < 500) throw error;
-      notice(`Not saved yet (${error.message}); trying again. Keep this page open.`);
-      await sleep(1000);
+  sending = true; // what is sent is what is shown
+  try {
+    for (;;) {
+      try {
+        const found = await call("/api/events", body);
+        notice("");
+        return found;
+      } catch (error) {
+        if (error instanceof Refused && error.status < 500) throw error;
+        notice(`Not saved yet (${error.message}); trying again. Keep this page open.`);
+        await sleep(1000);
+      }
     }
+  } finally {
+    sending = false;
   }
 }
 
@@ -80,7 +87,7 @@ const SPEEDS = [0.5, 1, 1.5, 2, 3, 4];
 const player = {
   shown: [], // {about, title, figure, caption, video, canvas}
   films: [], // those of them that have a video
-  lead: null, // the longest film, which the others follow; null if there is none
+  lead: null, // the film that lasts longest, which the others follow; null if there is none
   frames: 1,
   fps: 15,
   clock: 0, // seconds, where there is no film
@@ -96,14 +103,14 @@ const player = {
   set(shown) {
     this.pause();
     const films = shown.filter((one) => one.video);
-    const [lead = null] = [...films].sort((a, b) => b.about.frames - a.about.frames);
+    for (const one of films) one.end = (one.about.frames - 0.5) / one.about.fps;
+    const [lead = null] = [...films].sort((a, b) => b.end - a.end);
     Object.assign(this, { shown, films, lead, clock: 0, ready: false, drawn: null });
     this.fps = lead ? lead.about.fps : 15;
-    this.frames = lead ? lead.about.frames : Math.max(1, ...shown.map((one) => one.about.steps || 1));
-    for (const one of films) {
-      one.end = (one.about.frames - 0.5) / one.about.fps;
-      one.video.addEventListener("loadeddata", () => this.begin());
-    }
+    // Of curves a picture before each step, and one after the last.
+    const longest = Math.max(0, ...shown.map((one) => one.about.steps || 0));
+    this.frames = lead ? lead.about.frames : longest + 1;
+    for (const one of films) one.video.addEventListener("loadeddata", () => this.begin());
     $("scrub").max = this.frames - 1;
     this.begin();
   },
@@ -167,7 +174,7 @@ const player = {
       this.clock += passed * this.speed;
       for (const one of this.films) if (one !== this.lead) this.follow(one);
       const over = this.lead ? this.lead.video.ended : this.clock >= this.frames / this.fps;
-      if (over) moments.release();
+      if (over) moments.release(null, true);
       if (over && this.loop) {
         this.seek(0);
         this.play();
@@ -195,13 +202,14 @@ const player = {
     if (frame === this.drawn || !this.shown.length) return;
     this.drawn = frame;
     const steps = Math.max(...this.shown.map((one) => one.about.steps || 0));
-    const step = Math.min(frame * this.every(), steps);
+    const step = Math.min(Math.round(frame * this.every()), steps);
     $("scrub").value = frame;
     $("scrub").setAttribute("aria-valuetext", `step ${step} of ${steps}`);
     $("step").textContent = `step ${step} / ${steps}`;
     for (const one of this.shown) {
       const { steps: own = 0, captions = [] } = one.about;
-      const said = captions[Math.min(frame, captions.length - 1)];
+      const ownFrame = one.video ? Math.floor(this.time() * one.about.fps + 1e-3) : frame;
+      const said = captions[within(0, ownFrame, captions.length - 1)];
       one.caption.textContent = [said, own < step && "ended"].filter(Boolean).join(" · ");
       if (one.canvas) drawCurves(one, Math.min(step, own));
       if (one.bar) moments.draw(one, Math.min(step, own));
@@ -253,7 +261,7 @@ function joined(stretches, steps) {
 }
 
 const moments = {
-  holding: null, // {one, from}: which clip, and the first step
+  holding: new Map(), // by the place of a clip whose key is held: the first step
 
   of: (one) => (chosen.unsafe || [[], []])[one.place],
   set(one, stretches) {
@@ -266,26 +274,29 @@ const moments = {
   // Steps that led to the picture that is shown, less those of the time that a person takes.
   steps() {
     const late = player.playing ? Math.round(REACTION * player.speed * player.fps) : 0;
-    return Math.max(0, player.frame() - late) * player.every();
+    return Math.round(Math.max(0, player.frame() - late) * player.every());
   },
   // From where the key was pressed to the picture that is shown, which is in it.
-  held() {
-    const { from } = this.holding;
-    return [from, Math.max(this.steps(), from + player.every())];
+  held(one) {
+    const from = this.holding.get(one.place);
+    return [from, Math.max(this.steps(), from + Math.round(player.every()))];
   },
   press(one) {
-    if (this.holding || !one || !one.bar || !player.ready) return;
-    this.holding = { one, from: Math.max(0, this.steps() - player.every()) };
+    if (!one || !one.bar || !player.ready || this.holding.has(one.place)) return;
+    this.holding.set(one.place, Math.max(0, this.steps() - Math.round(player.every())));
     this.draw(one, this.steps());
     one.hold.setAttribute("aria-pressed", true);
   },
-  release() {
-    if (!this.holding) return;
-    const { one } = this.holding;
-    const stretches = [...this.of(one), this.held()];
-    this.holding = null;
-    one.hold.setAttribute("aria-pressed", false);
-    this.set(one, stretches);
+  // That of one clip, or all that are held; to the last step, where the film has ended under them.
+  release(only = null, atEnd = false) {
+    for (const place of [...this.holding.keys()]) {
+      const one = player.shown[place];
+      if (only && one !== only) continue;
+      const [from, to] = this.held(one);
+      this.holding.delete(place);
+      one.hold.setAttribute("aria-pressed", false);
+      this.set(one, [...this.of(one), [from, atEnd ? one.about.steps : to]]);
+    }
   },
   // The newest of a clip cannot be told from others once they are joined: the last in time goes.
   forget(one) {
@@ -294,7 +305,7 @@ const moments = {
   draw(one, step) {
     const { steps } = one.about;
     const percent = (value) => `${(100 * value) / Math.max(1, steps)}%`;
-    const now = this.holding && this.holding.one === one ? [this.held()] : [];
+    const now = this.holding.has(one.place) ? [this.held(one)] : [];
     one.bar.replaceChildren(...joined([...this.of(one), ...now], steps).map(([start, end]) => {
       const block = make("i");
       Object.assign(block.style, { left: percent(start), width: percent(end - start) });
@@ -319,10 +330,10 @@ const moments = {
       this.press(one);
     });
     for (const end of ["pointerup", "pointercancel"]) {
-      one.hold.addEventListener(end, () => this.release());
+      one.hold.addEventListener(end, () => this.release(one));
     }
     one.hold.addEventListener("click", (event) => {
-      if (event.detail === 0) (this.holding ? this.release() : this.press(one));
+      if (event.detail === 0) (this.holding.has(one.place) ? this.release(one) : this.press(one));
     });
     one.hold.addEventListener("contextmenu", (event) => event.preventDefault());
     this.drag(one);
@@ -419,7 +430,7 @@ function show(found) {
     return one;
   });
   $("clips").replaceChildren(...shown.map((one) => one.figure));
-  moments.holding = null;
+  moments.holding.clear();
   player.held = false;
   player.seconds = 0;
   player.set(shown);
@@ -501,6 +512,7 @@ function given(name) {
 }
 
 function choose(name, value) {
+  if (sending) return;
   chosen[name] = value;
   sessionStorage.setItem(draft(), JSON.stringify(chosen));
   notice("");
@@ -538,6 +550,8 @@ const act = (work) => async () => {
   }
 };
 
+const LEAST_SEEN = 0.5; // seconds of a grid in which all is safe
+
 const done = act(async () => {
   moments.release(); // a key that is still held
   if (!player.ready) {
@@ -545,7 +559,10 @@ const done = act(async () => {
     return;
   }
   if (question.kind === "grid") {
-    await answered({ safe: question.members.map((_, place) => markOf(place)) });
+    const safe = question.members.map((_, place) => markOf(place));
+    // Nothing has to be chosen: a second Enter would call the next grid safe unseen.
+    if (player.seconds < LEAST_SEEN && safe.every((one) => one === 1)) return;
+    await answered({ safe });
     return;
   }
   const missing = GROUPS[question.kind].find(({ name }) => given(name) === undefined);
@@ -570,6 +587,7 @@ async function answered(answer) {
 }
 
 const skip = act(async () => {
+  if (question.answer) return next(); // what was answered stays answered
   await send({ kind: "skip", question: question.id, replaces: question.replaces,
     seconds: player.seconds });
   announce("Comes again later.");
@@ -791,7 +809,8 @@ function moment(event) {
 }
 
 document.addEventListener("keyup", (event) => {
-  if (MOMENT_KEYS.includes(event.key.toLowerCase())) moments.release();
+  const place = MOMENT_KEYS.indexOf(event.key.toLowerCase());
+  if (place >= 0 && player.shown[place]) moments.release(player.shown[place]);
 });
 window.addEventListener("blur", () => moments.release());
 
@@ -866,8 +885,13 @@ async function start() {
   const name = session.annotator || localStorage.getItem("annotator") || "";
   $("name").value = name;
   if (name && sessionStorage.getItem("introduced") === name) {
-    await begin(name);
-    return;
+    try {
+      await begin(name);
+      return;
+    } catch (error) {
+      annotator = null;
+      notice(error.message);
+    }
   }
   go("welcome", "Before you begin");
   (name ? $("name-form").querySelector("button") : $("name")).focus();
