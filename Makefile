@@ -10,7 +10,7 @@
 # `make parity` compares the robot tasks with the real Safety-Gymnasium in a second environment, and
 # trains OmniSafe and FSRL there under a learned cost;
 # PARITY_PYTHON= chooses its interpreter, 3.10 or 3.11. `make parity-full` plays whole episodes, too.
-# `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/speed.md.
+# `make bench` measures how fast everything is, beside OmniSafe and Safety-Gymnasium: docs/notebook/speed.md.
 # `make people` goes from an env without a cost to a certified policy, by a scripted person's answers.
 # `make tokens` compares learned costs of language models with true ones, on two small tasks.
 # `make sb3` trains PPO of Stable-Baselines3 by the recipe of docs/adapters.md, told the cost and not.

@@ -125,7 +125,7 @@ class Args(utils.RunArgs):
 
     @property
     def calm(self) -> float:
-        """Share of the training in which λ rests at first: no label has told of costs before."""
+        """Share of training in which λ rests at first, by `rate`: no label told of costs before."""
         return 0.0 if self.offline_queries else 0.1
 
     def is_round(self, iteration: int) -> bool:

@@ -456,7 +456,9 @@ def launch(job: Job, engine: Engine) -> None:
 
 def settle(job: Job, death: str, args: Args, console: Console) -> None:
     """Note that a run has ended; one that died waits for another try, while it has any left."""
-    if not death and job.finished:
+    if job.finished:  # though something may have failed after its last word
+        if death:
+            say(console, f"warning  {job.name} has finished, and then {death}: {last_words(job)}")
         job.state = "done"
     else:
         why = f"{death or 'no readable summary.json'}: {last_words(job)}"
@@ -496,6 +498,9 @@ def work(args: Args, jobs: list[Job], engine: Engine, console: Console) -> None:
 
 
 def main(args: Args) -> None:
+    for name in ("seeds", "workers", "threads"):
+        if (number := getattr(args, name)) < 1:
+            raise SystemExit(f"error: --{name} must be at least 1, got {number}; nothing would run")
     jobs = jobs_of(args)
     if args.dry_run:
         for job in jobs:

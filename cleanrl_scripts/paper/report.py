@@ -807,7 +807,8 @@ def main(args: Args) -> None:
             "no interquartile means, as rliable is not installed; pip install 'pbcrl[benchmark]', "
             "with Python 3.11 or later"
         )
-    parts, reported = ["# Report", NOTES], list[Run]()
+    # Those of the smoke preset are short ones of the same names.
+    parts, reported, smoke = ["# Report", NOTES], list[Run](), list[Run]()
     # The variants whose figures there are, by task and whether it is the smoke preset's.
     drawn: dict[tuple[str, bool], list[set[str]]] = {}
     for name, table in tables.items():
@@ -819,7 +820,8 @@ def main(args: Args) -> None:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SystemExit(f"error: --out must be a folder to write to ({error})") from error
-        reported += [run for run in runs if run not in reported]
+        kept = smoke if name == "smoke" else reported
+        kept += [run for run in runs if run not in kept]
         parts.append(markdown(name, table, found, args))
         parts.append(save(bars(table, runs), out, f"{name}__bars", args.earlier))
         for env_id in dict.fromkeys(run.env_id for run in runs):
@@ -839,6 +841,7 @@ def main(args: Args) -> None:
                 for one, kind in zip(figures, ("calibration", "tail"), strict=True):
                     parts.append(save(one, out, f"{prefix}__{variant}__{kind}", args.earlier))
                 parts += [pictures(run, out) for run in of_variant[:1]]
+    reported = reported or smoke
     if not reported:
         raise SystemExit(
             f"error: {root} has no finished run to report on; run benchmark.py first, or name "

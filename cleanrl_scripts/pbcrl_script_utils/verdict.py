@@ -114,7 +114,7 @@ def _enough(costly: int, episodes: int, share: float, flag: str) -> str:
     wanted = max(wanted, _FEW / found)
     if wanted > MOST_EPISODES:
         return "so near to the limit no number of episodes tells"
-    digits = 10 ** (math.floor(math.log10(wanted)) - 1)
+    digits = max(1, 10 ** (math.floor(math.log10(wanted)) - 1))
     return f"{flag} {math.ceil(wanted / digits) * digits} may tell"
 
 

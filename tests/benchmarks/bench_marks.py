@@ -1,11 +1,11 @@
 """Policies by the minutes of a simulated person who answers about pairs and marks unsafe moments.
 
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
-as people are asked by default, two thirds of the pairs about episodes of the reward alone, λ by
-the share of unsafe episodes, at most 0.05. Then the true cost judges 60 fresh episodes of the
-deterministic policy, for a certificate of 0.05: none may be unsafe. A row for each is added to the
-file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks up to ten
-steps off, and a tenth of the unsafe stretches missed.
+as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
+most 0.05. Then the true cost judges 60 fresh episodes of the deterministic policy, for a
+certificate of 0.05: none may be unsafe. A row for each is added to the file; what has a row is not
+run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth of
+the unsafe stretches missed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def main(args: Args) -> None:
     def run(job: tuple[str, int, int, int]) -> None:
         env_id, minutes, errors, seed = job
         pairs = int(60 * minutes / PER_MARKED_PAIR)
-        offline = round(2 * pairs / 3)
         words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--marks"]
         words += ["--threads", "1"]
-        words += ["--offline-queries", str(offline), "--online-queries", str(pairs - offline)]
+        words += ["--online-queries", str(pairs)]
         words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]

@@ -29,7 +29,7 @@ METHODS: dict[str, list[str]] = {
     "pbcrl": ["ppo_lag_pbcrl.py"],
     "pbcrl_500": ["ppo_lag_pbcrl.py", "--online-queries", "500"],
     "pbcrl_person": [
-        *("ppo_lag_pbcrl.py", "--offline-queries", "100", "--online-queries", "50"),
+        *("ppo_lag_pbcrl.py", "--online-queries", "150"),
         *("--preference-noise", "0.05", "--safety-noise", "0.05"),
     ],
     "learned": ["ppo_lag_pbcrl.py", "--constraint", "learned"],
@@ -65,8 +65,7 @@ class Args:
     """of the proving ground, by name"""
     methods: tuple[str, ...] = ("ppo", "ppo_lag")
     """ppo (no limit), ppo_lag (told the true cost), pbcrl (20,000 queries), pbcrl_500 (with 500),
-    pbcrl_person (100 about episodes of the reward alone and 50, as people are asked by default;
-    one answer in 20 is wrong),
+    pbcrl_person (with 150, as people are asked by default; one answer in 20 is wrong),
     learned and learned_500 (λ follows the learned limit), learned_offline (18,000 about episodes of
     the reward alone, 2,000 about fresh ones), and constant_0.03 to constant_10, PPO-Lag with a λ
     that stays"""

@@ -465,3 +465,10 @@ def test_every_method_runs_on_a_ray_cluster_of_two_nodes(cluster, tmp_path):
     assert not failures(tmp_path)
     assert len(list((tmp_path / "smoke").glob("*__0/summary.json"))) == 14
     assert "14 of 14 runs are done" in said
+
+
+@pytest.mark.parametrize("name", ["seeds", "workers", "threads"])
+def test_a_benchmark_that_would_run_nothing_is_refused(benchmark, name):
+    """Without workers it waited for ever."""
+    with pytest.raises(SystemExit, match=f"--{name} must be at least 1, got 0"):
+        benchmark.main(benchmark.Args(preset=("toy",), **{name: 0}))

@@ -242,13 +242,10 @@ def test_a_label_folder_chooses_the_recipe_of_people(scripts, capsys):
     ):
         args = parse(script.Args, words)
         budgets.append((args.offline_queries, args.online_queries))
-    assert budgets == [(100, 50), (100, 50), (100, 70), (0, 20_000)]
+    assert budgets == [(0, 150), (0, 150), (0, 70), (0, 20_000)]
     lines, defaults = help_of(script, capsys, "--label-folder", "q")
-    assert lines == [
-        "offline_queries 100 instead of 0",
-        "online_queries 50 instead of 20,000",
-    ]
-    assert (defaults["offline_queries"], defaults["online_queries"]) == ("100", "50")
+    assert lines == ["online_queries 150 instead of 20,000"]
+    assert (defaults["offline_queries"], defaults["online_queries"]) == ("0", "150")
 
 
 @pytest.mark.parametrize(
