@@ -45,6 +45,8 @@ SCRIPTS = HERE.parents[1] / "cleanrl_scripts"
 ENV_ID = "field:Field-v0"
 PUDDLE_RADIUS = 0.4
 """Around the middle of the field."""
+REWARD_STEPS = 200_000
+"""Of the policy of the reward alone, which finds the way through the puddle in them."""
 MOST_STEPS = 2
 """In the puddle, of an episode that the person calls safe."""
 
@@ -158,6 +160,10 @@ def train_and_certify(folder: Path, seed: int, args: Args) -> None:
         *("--label-folder", str(questions), "--runs-dir", str(folder), "--run-name", "run"),
     ]
     kinds = answered(train, questions, folder / "log", args, rng)
+    reward = [str(SCRIPTS / "ppo_lag.py"), "--env-id", ENV_ID, "--seed", str(seed)]
+    reward += ["--cost-limit", "inf", "--total-timesteps", str(REWARD_STEPS)]
+    reward += ["--runs-dir", str(folder), "--run-name", "reward", "--eval-episodes", "1"]
+    subprocess.run([sys.executable, *reward], check=True, stdout=subprocess.DEVNULL)
     certify = [str(SCRIPTS / "certify.py"), str(run), "--env-id", ENV_ID]
     kinds += answered(certify, run / "certificate", folder / "certify.log", args, rng)
     pair = PER_MARKED_PAIR if args.marks else SECONDS["pairs"]
@@ -191,7 +197,7 @@ def main(args: Args) -> None:
         took += now.children_system - before.children_system
         (one,) = read_certificates(folder / "run")
         said = f"{one.unsafe} of {one.episodes} unsafe{', certified' if one.holds else ''}"
-        reward, people = (judged(folder / name, args.episodes) for name in ("run/collect", "run"))
+        reward, people = (judged(folder / name, args.episodes) for name in ("reward", "run"))
         minutes = (folder / "minutes").read_text()
         for row in (
             [str(seed), "reward alone", *reward, "", "", ""],
