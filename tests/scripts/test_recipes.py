@@ -151,7 +151,7 @@ def test_a_copy_of_a_script_has_its_recipes(tmp_path):
     )
     for words, queries in (
         (["--env-id", GOAL], (0, 20_000)),
-        (["--env-id", "mine:Road-v0", "--label-folder", "q"], (100, 50)),
+        (["--env-id", "mine:Road-v0", "--label-folder", "q"], (0, 150)),
         (["--env-id", "mine:Road-v0"], (0, 20_000)),
     ):
         args = parse(copy.Args, words)
