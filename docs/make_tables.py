@@ -93,14 +93,14 @@ PROVING = {
     "ppo_lag": "PPO-Lag, told the true cost",
     "pbcrl": "PbCRL, 20,000 queries",
     "pbcrl_500": "PbCRL, 500 queries",
-    "pbcrl_person": "PbCRL, 150 queries, one answer in 20 is wrong",
+    "pbcrl_person": "PbCRL, 150 queries, 1 answer in 20 wrong",
     "learned": "`learned`, 20,000 queries",
     "learned_500": "`learned`, 500 queries",
     "learned_offline": "`learned`, 18,000 + 2,000 queries",
 }
 """Of the table of the proving ground: proving.csv."""
 
-PROVING_SUMMARY = "ppo", "ppo_lag", "pbcrl_500", "pbcrl"
+PROVING_SUMMARY = "ppo", "ppo_lag", "pbcrl_person", "pbcrl_500", "pbcrl"
 """Methods of the short table."""
 
 PRICES = "0.03", "0.1", "0.3", "1", "3", "10"
