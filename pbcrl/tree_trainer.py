@@ -140,8 +140,8 @@ class TreeTrainer(Trainer):
         """Grow trees until the held-out loss has stopped falling; keep as many as were best.
 
         Later fits of `update`, of more labels, have that many, but a tenth of `rounds` or more.
-        Fewer than 20 held-out pairs, or safety labels of one kind alone, tell nothing: then all
-        trees are grown. See `Trainer.pretrain`.
+        Fewer than 20 held-out pairs with a label, or safety labels of one kind alone, tell nothing:
+        then all trees are grown. See `Trainer.pretrain`.
 
         Args:
             train: Pairs to learn from.

@@ -669,7 +669,6 @@ class _ClipMaker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                errors="replace",
             )
         process = self._process
         assert process.stdin is not None
@@ -677,9 +676,7 @@ class _ClipMaker:
         with contextlib.suppress(OSError):
             process.stdin.write(f"{digest}\n")
             process.stdin.flush()
-            while (line := process.stdout.readline()) and line.strip() != digest:
-                pass
-            if line or self._closed:
+            if process.stdout.readline() or self._closed:  # it answers by the digest alone
                 return
         if not self._closed:
             status = process.wait()

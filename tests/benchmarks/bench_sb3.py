@@ -1,11 +1,10 @@
 """The recipe of docs/adapters.md for Stable-Baselines3, word for word: does it keep a limit?
 
-`told` trains with the true cost and its limit, on tasks of the proving ground, `unlimited` there
-with no limit. `trees` and `trees_500` train on the toy, too, under a cost and a limit learned from
-20,000 and from 500 queries about pairs of the policy's episodes, as the page's last block about
-Stable-Baselines3 asks; the true costs reach the simulated oracle and the results only. Return and
-true cost are those of the stochastic policy after training; each run adds a row to `--out`, and
-what has a row there is not run again.
+`told` trains with the true cost and its limit, `unlimited` with no limit, `trees` and `trees_500`
+under a cost and a limit learned from 20,000 and from 500 queries about pairs of the policy's
+episodes: there the true costs reach the simulated oracle and the results only. Return and true cost
+are those of the stochastic policy after training; each run adds a row to `--out`, and what has a
+row there is not run again.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from pbcrl_envs.proving import GROUND
 from pbcrl_script_utils.run import made_by
 
 ROOT = Path(__file__).parents[2]
+Method = Literal["told", "unlimited", "trees", "trees_500"]
 TOY = "PointHazards-v0"
 QUERIES = {"trees": 20_000, "trees_500": 500}
 """About pairs of the policy's episodes."""
@@ -52,10 +52,7 @@ class Args:
     """CSV file to add rows to"""
     tasks: tuple[str, ...] = ("Cruise", "Gap", "PointHazards")
     """of the proving ground, by name, or the toy"""
-    methods: tuple[Literal["told", "unlimited", "trees", "trees_500"], ...] = (
-        *("told", "unlimited"),
-        *("trees", "trees_500"),
-    )
+    methods: tuple[Method, ...] = ("told", "unlimited", "trees", "trees_500")
     """which of them to run"""
     seeds: tuple[int, ...] = (0, 1, 2)
     total_timesteps: int = 500_000
@@ -101,7 +98,7 @@ def task_of(name: str) -> tuple[str, float]:
     return env_id, limit
 
 
-def run(args: Args, method: str, task: str, seed: int) -> dict[str, float]:
+def run(args: Args, method: Method, task: str, seed: int) -> dict[str, float]:
     """Train and evaluate one policy, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
