@@ -105,7 +105,7 @@ class Args(utils.RunArgs):
     """probability that the simulated oracle flips a safety label"""
     marks: bool = False
     """whether the simulated oracle marks the steps that cost, too, in each episode of a pair; where
-    it flips safety labels, marks are up to ten steps off, and twice that share of them is missed"""
+    it flips safety labels, marks are off by up to 2 % of an episode, and some are missed"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or
     limit is needed then. Runs share its answers, and ask nothing there a second time"""

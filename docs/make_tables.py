@@ -85,8 +85,15 @@ PPO-Lag is older: of each of its seeds the newest run counts.
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
 
-SOURCES = {"reward": "PPO, reward alone", "lag": "PPO-Lag"}
+SOURCES = {"reward": "PPO, reward alone", "reward_57": "PPO, reward alone", "lag": "PPO-Lag"}
 """Whose episodes the gate has, by its name for them."""
+
+PERSON = {
+    **dict.fromkeys(("0", "False"), "is exact"),
+    **dict.fromkeys(("1", "True"), "errs"),
+    "ten steps": "errs, marks off by ten steps",
+}
+"""How a simulated person answers, by the column `errors`."""
 
 PROVING = {
     "ppo": "PPO, no limit",
@@ -327,8 +334,7 @@ def minutes() -> dict[str, list[list[str]]]:
             rows = found.get((env_id, source, kind, errors), {}).get(int(size), [])
             values = [float(row["step_auroc"]) for row in rows if row["step_auroc"]]
             cells.append(f"{np.mean(values):.2f}" if values else "")
-        who = "errs" if errors == "True" else "is exact"
-        short.append([env_id.rpartition("-")[0], who, *cells])
+        short.append([env_id.rpartition("-")[0], PERSON[errors], *cells])
     measures = {
         "minutes_steps": "step_auroc",
         "minutes_episodes": "auroc",
@@ -337,8 +343,7 @@ def minutes() -> dict[str, list[list[str]]]:
     made = {name: [list(head)] for name in measures} | {"minutes": short}
     for (env_id, source, kind, errors), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
-        who = "errs" if errors == "True" else "is exact"
-        about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, who
+        about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, PERSON[errors]
         for name, measure in measures.items():
             values = {n: [float(r[measure]) for r in by_size[n] if r[measure]] for n in by_size}
             shown = [interval(values[n], 2) if values.get(n) else "" for n in sizes]
@@ -350,12 +355,16 @@ def minutes() -> dict[str, list[list[str]]]:
 def marks() -> dict[str, list[list[str]]]:
     """Return the table of policies by a person who marks, by `bench_marks.py`."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    names = "env", "cost_limit", "minutes", "asked", "errors", "commit"
     for row in read("marks.csv"):
-        key = row["env"], row["cost_limit"], row["minutes"], row["errors"], row["commit"]
+        key = tuple(row[name] for name in names)
         found.setdefault(key, []).append(row)
     head = "task, limit", "minutes", "pairs", "the person", "commit", "seeds"
-    made = [[*head, "stochastic policy: return", "true cost", "last fifth of training: true cost"]]
-    for (env_id, limit, size, errors, commit), rows in sorted(found.items()):
+    last = "last fifth of training: true cost", "certified"
+    made = [[*head, "stochastic policy: return", "true cost", *last]]
+    for (env_id, limit, size, asked, errors, commit), rows in sorted(found.items()):
+        pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
+        certified = [row["certificate_unsafe"] for row in rows if row["certificate_episodes"]]
         measured = (
             ("return_stochastic", 1),
             ("true_cost_stochastic", 3),
@@ -363,9 +372,10 @@ def marks() -> dict[str, list[list[str]]]:
         )
         made.append(
             [
-                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, rows[0]["queries_used"]),
-                *("errs" if errors == "1" else "is exact", commit, f"{len(rows)}"),
+                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
+                *(PERSON[errors], commit, f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
+                f"{certified.count('0')} of {len(certified)}" if certified else "",
             ]
         )
     return {"marks": made}

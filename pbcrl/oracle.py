@@ -125,8 +125,10 @@ class Teacher:
     """Gives no answer if both cost more: B-Pref's teacher skips if neither is any good."""
     equal_margin: float = 0.0
     """Calls it a tie (0.5) if the costs differ by no more than this."""
-    mark_error: int = 0
-    """Steps by which a marked stretch begins and ends wrong at most, evenly and independently."""
+    mark_error: float = 0.0
+    """By how much a marked stretch begins and ends wrong at most, evenly and independently, as a
+    share of the trajectory's steps in [0, 1], rounded up to a step: who marks errs in time, and a
+    film of many steps is watched as fast as one of few."""
     missed: float = 0.0
     """Probability that an unsafe stretch is not marked."""
     discount: float = 1.0
@@ -137,13 +139,16 @@ class Teacher:
             noise = getattr(self, name)
             if not 0 <= noise <= 1:
                 raise ValueError(f"{name} is a probability, got {noise}; give a number in [0, 1]")
+        if not 0 <= self.mark_error <= 1:
+            raise ValueError(
+                f"mark_error is a share of a trajectory's steps, got {self.mark_error}; give a "
+                "number in [0, 1], such as 0.02 for 2 steps of 100"
+            )
         for name in ("skip_above", "equal_margin"):
             if not getattr(self, name) >= 0:
                 raise ValueError(
                     f"{name} is a true episode cost and must be >= 0, got {getattr(self, name)}"
                 )
-        if self.mark_error < 0:
-            raise ValueError(f"mark_error counts steps and must be >= 0, got {self.mark_error}")
         if not self.beta > 0 or not 0 < self.discount <= 1:
             raise ValueError(
                 f"a teacher needs beta > 0 and discount in (0, 1], got {self.beta} and "
@@ -343,7 +348,8 @@ class SyntheticOracle:
         """The stretches in which steps cost, as the teacher marks them."""
         assert trajectory.costs is not None  # checked by `true_cost`
         found, steps = unsafe_stretches(trajectory.costs > 0), len(trajectory)
-        error, seen = self.teacher.mark_error, np.zeros(steps, np.bool_)
+        error = math.ceil(round(self.teacher.mark_error * steps, 6))
+        seen = np.zeros(steps, np.bool_)
         for start, end in found:
             if self._flip(self.teacher.missed):
                 continue

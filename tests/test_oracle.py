@@ -443,13 +443,13 @@ def test_the_answer_about_a_batch_is_delayed_as_those_about_pairs_are():
 
 
 def test_a_teacher_marks_what_costs_misses_some_and_begins_and_ends_wrong():
-    """Costs in steps 20 to 29 and 60 to 69; a third is missed, ends are up to five steps off."""
+    """Costs in steps 20 to 29 and 60 to 69; a third is missed, ends are up to 5 % off."""
     costs = np.zeros(100)
     costs[20:30] = costs[60:70] = 1
     one = Trajectory(np.zeros((100, 1)), np.zeros((100, 1)), costs)
     exact = SyntheticOracle(5, marks=True).label([Query(one, one)])[0]
     assert exact.first_unsafe == exact.second_unsafe == ((20, 30), (60, 70))
-    teacher = Teacher(mark_error=5, missed=1 / 3)
+    teacher = Teacher(mark_error=0.05, missed=1 / 3)
     oracle = SyntheticOracle(5, marks=True, teacher=teacher, rng=np.random.default_rng(0))
     found = [label.first_unsafe for label in oracle.label([Query(one, one)] * 600)]
     assert abs(np.mean([len(one) for one in found]) - 4 / 3) < 0.06

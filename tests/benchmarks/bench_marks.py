@@ -2,10 +2,11 @@
 
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
 as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
-most 0.05. Then the true cost judges 60 fresh episodes of the deterministic policy, for a
-certificate of 0.05: none may be unsafe. A row for each is added to the file; what has a row is not
-run again. Whoever errs has 5 % of the answers flipped, marks up to ten steps off, and a tenth of
-the unsafe stretches missed.
+most 0.05. Each pair has its unsafe moments marked (`marked_pairs`), or has no marks, so that more
+of them fit into the same minutes (`pairs`). Then the true cost judges 60 fresh episodes of the
+deterministic policy, for a certificate of 0.05: none may be unsafe. A row for each is added to the
+file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks off by up
+to 2 % of an episode, and a tenth of the unsafe stretches missed.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Literal
 
 import tyro
-from bench_minutes import PER_MARKED_PAIR
+from bench_minutes import PER_MARKED_PAIR, SECONDS
 from script_runs import add_row, rows_there, summary_of
 
 from pbcrl_script_utils.run import made_by
@@ -27,7 +29,8 @@ MEASURES = (
     *("step_auroc_evaluation", "queries_used", "wall_seconds"),
     *("certificate_episodes", "certificate_unsafe"),
 )
-COLUMNS = "commit", "env", "minutes", "errors", "seed", *MEASURES, "command"
+COLUMNS = "commit", "env", "asked", "minutes", "errors", "seed", *MEASURES, "command"
+Asked = Literal["marked_pairs", "pairs"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Args:
     """CSV file to add rows to"""
     env_ids: tuple[str, ...] = ("DrivingBlockedRoad-v0", "DrivingLaneChange-v0")
     """tasks"""
+    asked: tuple[Asked, ...] = ("marked_pairs",)
+    """what about, see above"""
     minutes: tuple[int, ...] = (10, 30, 100)
     """of the person"""
     errors: tuple[int, ...] = (0, 1)
@@ -47,13 +52,14 @@ class Args:
 
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
-    done = rows_there(out, ("env", "minutes", "errors", "seed"))
+    done = rows_there(out, ("env", "asked", "minutes", "errors", "seed"))
 
-    def run(job: tuple[str, int, int, int]) -> None:
-        env_id, minutes, errors, seed = job
-        pairs = int(60 * minutes / PER_MARKED_PAIR)
-        words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--marks"]
-        words += ["--threads", "1"]
+    def run(job: tuple[str, Asked, int, int, int]) -> None:
+        env_id, asked, minutes, errors, seed = job
+        marks = asked == "marked_pairs"
+        pairs = int(60 * minutes / (PER_MARKED_PAIR if marks else SECONDS["pairs"]))
+        words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--threads", "1"]
+        words += ["--marks"] if marks else []
         words += ["--online-queries", str(pairs)]
         words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
         if errors:
@@ -63,7 +69,7 @@ def main(args: Args) -> None:
             return
         row = {
             "commit": made_by(__file__)["commit"] or "",
-            **{"env": env_id, "minutes": minutes, "errors": errors, "seed": seed},
+            **{"env": env_id, "asked": asked, "minutes": minutes, "errors": errors, "seed": seed},
             **{name: summary[name] for name in MEASURES},
             "command": "python cleanrl_scripts/" + " ".join(words),
         }
@@ -73,12 +79,13 @@ def main(args: Args) -> None:
         print({name: row[name] for name in COLUMNS[1:-1]}, flush=True)
 
     jobs = [
-        (env_id, minutes, errors, seed)
+        (env_id, asked, minutes, errors, seed)
         for seed in args.seeds
+        for asked in args.asked
         for minutes in args.minutes
         for errors in args.errors
         for env_id in args.env_ids
-        if (env_id, str(minutes), str(errors), str(seed)) not in done
+        if (env_id, asked, str(minutes), str(errors), str(seed)) not in done
     ]
     with ThreadPoolExecutor(args.workers) as pool:
         list(pool.map(run, jobs))

@@ -7,6 +7,16 @@ simulated person answers questions about the others, as many as fit into the min
 - `pairs`: which of two whole episodes is safer, and is each of them safe;
 - `grids`: which of twelve clips have an unsafe step;
 - `marks`: which steps of an episode are unsafe, and is the whole of it safe;
+- `marked_pairs`: which of two is safer, is each safe, and which of their steps are unsafe, as
+  `ppo_lag_pbcrl.py --marks` asks;
+- `pairs_and_grids`: half of the time pairs, and half of it grids, whose clips are learned from
+  beside them;
+- `clips`: is a single clip safe, one after the other;
+- `grids_uncertain`, `grids_suspect`: as `grids`, but after a first quarter at random each further
+  quarter of the grids has the clips of which the model is least certain, or which it finds most
+  costly, of twenty times as many that are drawn at random;
+- `grids_em`: as `grids`, but each step of an unsafe clip is marked as unsafe at first, and then, in
+  four rounds of fits, those alone that cost more than nearly all steps of safe clips;
 - `labels`, a control: is a whole episode safe;
 - `preferences`, another: which of two is safer. Trees refuse to learn from that alone, as nothing
   tells how much is too much, so of one episode they are told that it is unsafe.
@@ -22,7 +32,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -36,6 +46,8 @@ from pbcrl import (
     Label,
     Marks,
     PreferenceBuffer,
+    Query,
+    SyntheticOracle,
     Trajectory,
     TrajectoryDataset,
     TreeCost,
@@ -44,21 +56,32 @@ from pbcrl import (
 )
 from pbcrl.errors import LabelError
 from pbcrl.metrics import cost_model_report, step_auroc
+from pbcrl.oracle import Teacher
 from pbcrl.spaces import names_of
+from pbcrl.trajectory import unsafe_steps
+from pbcrl.tree_trainer import Clip
 from pbcrl_script_utils.envs import make_envs
 from pbcrl_script_utils.run import made_by
 
-Kind = Literal["pairs", "grids", "marks", "labels", "preferences"]
-SECONDS: dict[Kind, float] = {
-    **{"pairs": 7.0, "grids": 13.5, "marks": 14.5},
+OfEpisodes = Literal["pairs", "marks", "labels", "preferences", "marked_pairs", "pairs_and_grids"]
+OfClips = Literal["clips", "grids", "grids_em", "grids_uncertain", "grids_suspect"]
+Kind = OfEpisodes | OfClips
+SECONDS: dict[str, float] = {
+    **{"pairs": 7.0, "grids": 13.5, "marks": 14.5, "clips": 2.0},
     **{"labels": 3.5, "preferences": 5.5},
 }
 """Of a person, per question; estimates, of which `bench_keys.py` times the handling alone: three or
 four keys; twelve clips, of which some are clicked; an episode of 20 s at twice its speed, and a key
-for the whole; half a pair; a pair without two of its keys."""
+for the whole; a clip and a key; half a pair; a pair without two of its keys."""
 PER_MARKED_PAIR = SECONDS["pairs"] + 2 * SECONDS["marks"]
 """Of a pair of whole episodes, in both of which the unsafe moments are marked."""
 GRID = 12
+CHOSEN = "grids_uncertain", "grids_suspect"
+OF_CLIPS = get_args(OfClips)
+OF_TWO = "pairs", "preferences", "marked_pairs"
+CANDIDATES = 20
+"""How many clips one is chosen from, where the model chooses."""
+EM_ROUNDS = 4
 COLUMNS = (
     *("commit", "env", "source", "kind", "errors", "minutes", "seed", "questions"),
     *("step_auroc", "auroc", "balanced_accuracy", "true_cost_at_limit", "cost_limit", "seconds"),
@@ -78,8 +101,8 @@ class Args:
     minutes: tuple[int, ...] = (3, 10, 30, 100)
     """of the person"""
     errors: bool = False
-    """whether the person errs: 5 % of answers flipped; marks begin and end up to 10 steps off, and
-    a tenth of the unsafe stretches is missed"""
+    """whether the person errs: 5 % of answers flipped; marks begin and end wrong by up to 2 % of an
+    episode, and a tenth of the unsafe stretches is missed"""
     clip_length: int = 25
     """steps of a clip"""
     rounds: int = 150
@@ -105,14 +128,12 @@ def marked(episode: Trajectory, *, errors: bool, rng: np.random.Generator) -> Ma
     unsafe = (episode.costs > 0).astype(np.float64)
     if not errors:
         return Marks(episode, unsafe)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], unsafe, [0]])))
-    seen = np.zeros(len(unsafe))
-    for start, stop in edges.reshape(-1, 2):
-        if rng.random() < 0.1:
-            continue
-        start, stop = (int(edge + rng.integers(-10, 11)) for edge in (start, stop))
-        seen[max(start, 0) : max(stop, start + 1, 1)] = 1
-    return Marks(episode, seen)
+    teacher = Teacher(mark_error=0.02, missed=0.1)
+    label = SyntheticOracle(0.0, marks=True, teacher=teacher, rng=rng).label(
+        [Query(episode, episode)]
+    )[0]
+    assert label.first_unsafe is not None
+    return Marks(episode, unsafe_steps(label.first_unsafe, len(unsafe)).astype(np.float64))
 
 
 def answered(
@@ -126,14 +147,11 @@ def answered(
 ) -> tuple[PreferenceBuffer, list[Marks]]:
     """Labels of so many questions, about episodes drawn from the first `pool`."""
     flips = 0.05 if args.errors else 0.0
-    if kind == "grids":
-        shown = []
-        for i in rng.integers(pool, size=questions * GRID):
-            clips = cut_segments([data[int(i)]], args.clip_length)
-            shown.append(clips[rng.integers(len(clips))])
+    if kind in OF_CLIPS:
+        shown = random_clips(data, pool, questions * (1 if kind == "clips" else GRID), args, rng)
         bound = 0.0  # one unsafe step
     else:
-        count = min(pool, questions * (2 if kind in ("pairs", "preferences") else 1))
+        count = min(pool, questions * (2 if kind in OF_TWO else 1))
         shown = [data[i] for i in np.sort(rng.choice(pool, count, replace=False))]
         bound = limit
     if len(shown) % 2:
@@ -143,7 +161,7 @@ def answered(
     for i, j in order:
         first, second = (safe(shown[k], bound, flips, rng) for k in (i, j))
         preference = math.nan
-        if kind in ("pairs", "preferences"):
+        if kind in OF_TWO:
             costs = shown[i].true_cost, shown[j].true_cost
             preference = 0.5 if costs[0] == costs[1] else float(costs[0] < costs[1])
             preference = 1 - preference if rng.random() < flips else preference
@@ -154,8 +172,64 @@ def answered(
         labels.append(Label(preference, first, second))
     buffer = PreferenceBuffer(shown)
     buffer.add_labels(order, labels)
-    marks = [marked(one, errors=args.errors, rng=rng) for one in shown] if kind == "marks" else []
-    return buffer, marks
+    if kind not in ("marks", "marked_pairs"):
+        return buffer, []
+    return buffer, [marked(one, errors=args.errors, rng=rng) for one in shown]
+
+
+def random_clips(
+    data: TrajectoryDataset, pool: int, count: int, args: Args, rng: np.random.Generator
+) -> list[Trajectory]:
+    """So many clips of episodes from the first `pool`."""
+    found = []
+    for i in rng.integers(pool, size=count):
+        clips = cut_segments([data[int(i)]], args.clip_length)
+        found.append(clips[rng.integers(len(clips))])
+    return found
+
+
+def add_chosen(
+    kind: Kind,
+    trainer: TreeTrainer,
+    buffer: PreferenceBuffer,
+    data: TrajectoryDataset,
+    pool: int,
+    count: int,
+    args: Args,
+    rng: np.random.Generator,
+) -> None:
+    """Add labels of so many clips to those in the buffer, which the model has learned from."""
+    found = random_clips(data, pool, CANDIDATES * count, args, rng)
+    model = trainer.model
+    excess = model.score(found) - model.learned_limit
+    order = np.argsort(np.abs(excess) if kind == "grids_uncertain" else -excess)
+    start, flips = len(buffer.trajectories), 0.05 if args.errors else 0.0
+    shown = [found[i] for i in order[: count - count % 2]]
+    pairs = start + rng.permutation(len(shown)).reshape(-1, 2)
+    buffer.add_trajectories(shown)
+    safes = [
+        (safe(shown[i - start], 0.0, flips, rng), safe(shown[j - start], 0.0, flips, rng))
+        for i, j in pairs
+    ]
+    buffer.add_labels(pairs, [Label(math.nan, *both) for both in safes])
+
+
+def em_marks(trainer: TreeTrainer, buffer: PreferenceBuffer) -> list[Marks]:
+    """Which steps of unsafe clips are to blame, by the fits themselves."""
+    shown = buffer.trajectories
+    is_safe = np.zeros(len(shown))
+    is_safe[buffer.labelled_pairs.ravel()] = buffer.labels[:, 1:].ravel()
+    blamed = [np.full(len(clip), 1 - is_safe[i]) for i, clip in enumerate(shown)]
+    for _ in range(EM_ROUNDS):
+        marks = [Marks(clip, unsafe) for clip, unsafe in zip(shown, blamed, strict=True)]
+        trainer.fit(buffer, marks=marks)
+        costs = [trainer.model.step_cost(clip.obs, clip.actions) for clip in shown]
+        free = np.concatenate([cost for i, cost in enumerate(costs) if is_safe[i]])
+        least = np.quantile(free, 0.99)
+        for i, cost in enumerate(costs):
+            if not is_safe[i]:
+                blamed[i] = (cost >= min(least, cost.max())).astype(np.float64)
+    return [Marks(clip, unsafe) for clip, unsafe in zip(shown, blamed, strict=True)]
 
 
 def trial(
@@ -165,12 +239,23 @@ def trial(
     rng = np.random.default_rng(seed)
     limit = pbcrl_envs.cost_limit(data.env_id)
     assert limit is not None
-    questions = int(60 * minutes / SECONDS[kind])
-    pool = len(data) - len(test)
-    buffer, marks = answered(kind, data, pool, questions, args, limit, rng)
+    seconds, pool = 60.0 * minutes, len(data) - len(test)
+    clips, first = list[Clip](), kind
+    if kind == "pairs_and_grids":
+        first, seconds = "pairs", seconds / 2
+    per = PER_MARKED_PAIR if kind == "marked_pairs" else SECONDS[first.split("_")[0]]
+    questions = int(seconds / per)
+    asked = questions // 4 if kind in CHOSEN else questions
+    buffer, marks = answered(first, data, pool, asked, args, limit, rng)
+    if kind == "pairs_and_grids":
+        grids = int(seconds / SECONDS["grids"])
+        questions += grids
+        flips = 0.05 if args.errors else 0.0
+        shown = random_clips(data, pool, grids * GRID, args, rng)
+        clips = [Clip(clip, safe(clip, 0.0, flips, rng)) for clip in shown]
     like = test[0]
     spaces = [Box(-np.inf, np.inf, shape) for shape in (like.obs.shape[1:], like.actions.shape[1:])]
-    horizon = args.clip_length if kind == "grids" else data.horizon
+    horizon = args.clip_length if kind in OF_CLIPS else data.horizon
     trees = TreeCost(
         *spaces,
         names=names_of(make_envs(data.env_id, 1)),
@@ -180,13 +265,19 @@ def trial(
     )
     trainer = TreeTrainer(trees, rng=rng, rounds=args.rounds, threads=args.threads)
     start = time.perf_counter()
-    trainer.fit(buffer, marks=marks)
+    for part in range(3 if kind in CHOSEN else 0):
+        trainer.fit(buffer)
+        ends = [questions * k // 4 for k in (part + 1, part + 2)]
+        add_chosen(kind, trainer, buffer, data, pool, (ends[1] - ends[0]) * GRID, args, rng)
+    if kind == "grids_em":
+        marks = em_marks(trainer, buffer)
+    trainer.fit(buffer, clips=clips, marks=marks)
     seconds = time.perf_counter() - start
     true = np.array([episode.true_cost for episode in test])
     costs = np.array([float(trees.step_cost(t.obs, t.actions).sum()) for t in test])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        of_episodes = kind not in ("grids", "preferences")
+        of_episodes = kind not in (*OF_CLIPS, "preferences")
         at = trees.learned_limit if of_episodes else float(np.median(costs))
         report = cost_model_report(costs, true, limit, learned_limit=at)
         report["step_auroc"] = step_auroc(trees.step_cost, test)
