@@ -487,6 +487,9 @@ def options_of(table: str, env_id: str, variant: str, *, episodes: str) -> dict[
     if row.script == "ppo_lag_pbcrl":
         options |= PAPER_QUERIES
     options |= row.options
+    if variant.endswith("_500") and options.get("constraint") == "accept":
+        # A robot's run has some 80 rounds: half of what each may ask.
+        options["accept-batch"] = max(2, int(str(options["online-queries"])) // 80)
     options["save-trajectories" if row.script == "ppo_lag" else "dataset"] = episodes
     if table == "smoke":
         options |= {"hidden-sizes": (32, 32), "update-epochs": 2, "eval-episodes": 2}
