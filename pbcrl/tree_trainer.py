@@ -34,7 +34,6 @@ _TRIES = 20
 _FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
 _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
-_MARKS_WEIGHT = 10.0  # they say of each step what a label of an episode leaves open
 
 
 class Clip(NamedTuple):
@@ -549,7 +548,7 @@ class _Safety:
 
 
 class _Loss:
-    """The loss by the outputs of all rows: pairs, clips, marks; each a mean, that of marks tenfold.
+    """The loss by the outputs of all rows: pairs, clips, marks; each a mean, all of weight 1.
 
     Its gradient is written out here, since a fit needs it some thousand times: labels are gathered
     by the trajectories and pairs that they are about. `value` is that of `pbcrl.losses`.
@@ -615,13 +614,12 @@ class _Loss:
     def value(self, costs: Tensor, steps: Tensor) -> Tensor:
         """Of all costs (U,) and of the outputs of marked steps, 0-d."""
         loss = self._trainer._loss(costs[: self._num_pair_costs] - self.limit, self._batch)
-        for values, safe, part, weight in (
-            (costs[self._num_pair_costs :], self._clip_safe, self._safety[1], 1.0),
-            (steps, self._unmarked, self._safety[2], _MARKS_WEIGHT),
+        for values, safe, part in (
+            (costs[self._num_pair_costs :], self._clip_safe, self._safety[1]),
+            (steps, self._unmarked, self._safety[2]),
         ):
             if len(values):
-                excess = values - part.shift
-                loss = loss + weight * safety_loss(excess, torch.from_numpy(safe))
+                loss = loss + safety_loss(values - part.shift, torch.from_numpy(safe))
         return loss
 
     def gradient(self, outputs: Outputs) -> tuple[Outputs, Outputs]:
@@ -638,7 +636,7 @@ class _Loss:
         clip_bound = _mean_curvature(
             costs[self._num_pair_costs :].numpy() - self.shifts[1], self._clip_safe
         )
-        step_bound = _MARKS_WEIGHT * _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
+        step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
         weight, spread = self._rows.weight, self._rows.spread
         grad = weight * spread(cost_grad)
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
@@ -692,7 +690,7 @@ class _Loss:
         max_std = self._trainer._max_std
         if max_std is None or self._share @ centred.square() <= max_std**2:
             grad += 2 * self._snr * self._share * centred
-        return torch.cat([grad, clip_grad]), _MARKS_WEIGHT * step_grad
+        return torch.cat([grad, clip_grad]), step_grad
 
     def centre(self, costs: Tensor, steps: Tensor) -> None:
         """Put each shift where its loss is lowest."""

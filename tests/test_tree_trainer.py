@@ -172,7 +172,7 @@ class Problem:
             loss = loss + safety_loss(clip_cost - shifts[-2], safe)
         if self.marks:
             unsafe = torch.from_numpy(np.concatenate([mark.unsafe for mark in self.marks]))
-            loss = loss + 10 * safety_loss(outputs[start:] - shifts[-1], 1 - unsafe)
+            loss = loss + safety_loss(outputs[start:] - shifts[-1], 1 - unsafe)
         return loss
 
 
