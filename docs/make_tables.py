@@ -76,7 +76,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-TODAY = "25e359d", "a5da304", "201412d", "9aa9086"
+TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406"
 """Commits of the short table, by which trees learn as they do today.
 
 PPO-Lag is older: of each of its seeds the newest run counts.
@@ -85,7 +85,7 @@ PPO-Lag is older: of each of its seeds the newest run counts.
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
 
-SOURCES = {"reward": "PPO, reward alone", "reward_57": "PPO, reward alone", "lag": "PPO-Lag"}
+SOURCES = {"reward": "PPO, reward alone", "lag": "PPO-Lag"}
 """Whose episodes the gate has, by its name for them."""
 
 PERSON = {
@@ -151,6 +151,29 @@ SUMMARY_COLUMNS = (
 
 MINUTES = "10", "30"
 """Of the short table of a person's minutes."""
+
+OTHERS = "reward_57"
+"""Whose episodes more kinds of questions were asked about, by its name for them."""
+QUESTIONS = {
+    "pairs": "pairs",
+    "episodes, marked": "marks",
+    "pairs, marked": "marked_pairs",
+    "episodes, marks tenfold": "marks_tenfold",
+    "pairs, marks tenfold": "marked_pairs_tenfold",
+    "grids": "grids",
+    "half pairs, half grids": "pairs_and_grids",
+    "grids, the least certain clips": "grids_uncertain",
+    "grids, the most costly clips": "grids_suspect",
+    "grids, blame by EM": "grids_em",
+    "single clips": "clips",
+}
+"""Kinds of `bench_minutes.py`, by their titles."""
+ASKED = {
+    "step AUROC": "step_auroc",
+    "AUROC of episodes": "auroc",
+    "balanced accuracy": "balanced_accuracy",
+}
+"""What the table of these has."""
 
 Key = tuple[str, str, str]
 """Env id, variant, and seed or commit of a run."""
@@ -318,7 +341,17 @@ def gate() -> dict[str, list[list[str]]]:
 def minutes() -> dict[str, list[list[str]]]:
     """Return the tables of what a person's minutes buy, by `bench_minutes.py`: steps, episodes."""
     found: dict[tuple[str, ...], dict[int, list[dict[str, str]]]] = {}
+    asked = [["task", "questions", *ASKED]]
+    others = [row for row in read("minutes.csv") if row["source"] == OTHERS]
+    for env_id in dict.fromkeys(row["env"] for row in others):
+        for title, kind in QUESTIONS.items():
+            rows = [row for row in others if row["env"] == env_id and row["kind"] == kind]
+            some_values = ([float(r[name]) for r in rows if r[name]] for name in ASKED.values())
+            shown = [interval(some, 3) if some else "" for some in some_values]
+            asked.append([env_id.rpartition("-")[0], title, *shown])
     for row in read("minutes.csv"):
+        if row["source"] == OTHERS:
+            continue
         key = row["env"], row["source"], row["kind"], row["errors"]
         found.setdefault(key, {}).setdefault(int(row["minutes"]), []).append(row)
     sizes = sorted({size for by_size in found.values() for size in by_size})
@@ -340,7 +373,7 @@ def minutes() -> dict[str, list[list[str]]]:
         "minutes_episodes": "auroc",
         "minutes_accuracy": "balanced_accuracy",
     }
-    made = {name: [list(head)] for name in measures} | {"minutes": short}
+    made = {name: [list(head)] for name in measures} | {"minutes": short, "minutes_asked": asked}
     for (env_id, source, kind, errors), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
         about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, PERSON[errors]
