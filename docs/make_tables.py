@@ -76,7 +76,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406"
+TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db"
 """Commits of the short table, by which trees learn as they do today.
 
 PPO-Lag is older: of each of its seeds the newest run counts.
