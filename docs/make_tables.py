@@ -167,7 +167,7 @@ QUESTIONS = {
     "grids, blame by EM": "grids_em",
     "single clips": "clips",
 }
-"""Kinds of `bench_minutes.py`, by their titles."""
+"""Kinds of `bench_minutes.py`, by their titles; "tenfold" are those of 4128b8a."""
 ASKED = {
     "step AUROC": "step_auroc",
     "AUROC of episodes": "auroc",
@@ -278,7 +278,7 @@ def tables() -> dict[str, str]:
             made["constant"].append(found[default])
     for (task, variant), method in ABLATIONS.items():
         made["ablations"].append(row(task, variant, method))
-    made |= trees() | gate() | minutes() | marks() | proving()
+    made |= trees() | gate() | minutes() | ways_to_ask() | marks() | proving()
     return {name: markdown(rows) for name, rows in made.items()}
 
 
@@ -341,14 +341,6 @@ def gate() -> dict[str, list[list[str]]]:
 def minutes() -> dict[str, list[list[str]]]:
     """Return the tables of what a person's minutes buy, by `bench_minutes.py`: steps, episodes."""
     found: dict[tuple[str, ...], dict[int, list[dict[str, str]]]] = {}
-    asked = [["task", "questions", *ASKED]]
-    others = [row for row in read("minutes.csv") if row["source"] == OTHERS]
-    for env_id in dict.fromkeys(row["env"] for row in others):
-        for title, kind in QUESTIONS.items():
-            rows = [row for row in others if row["env"] == env_id and row["kind"] == kind]
-            some_values = ([float(r[name]) for r in rows if r[name]] for name in ASKED.values())
-            shown = [interval(some, 3) if some else "" for some in some_values]
-            asked.append([env_id.rpartition("-")[0], title, *shown])
     for row in read("minutes.csv"):
         if row["source"] == OTHERS:
             continue
@@ -373,7 +365,7 @@ def minutes() -> dict[str, list[list[str]]]:
         "minutes_episodes": "auroc",
         "minutes_accuracy": "balanced_accuracy",
     }
-    made = {name: [list(head)] for name in measures} | {"minutes": short, "minutes_asked": asked}
+    made = {name: [list(head)] for name in measures} | {"minutes": short}
     for (env_id, source, kind, errors), by_size in sorted(found.items()):
         limit = float(next(iter(by_size.values()))[0]["cost_limit"])
         about = f"{env_id.rpartition('-')[0]}, {limit:g}", SOURCES[source], kind, PERSON[errors]
@@ -383,6 +375,19 @@ def minutes() -> dict[str, list[list[str]]]:
             if any(shown):
                 made[name].append([*about, *shown])
     return made
+
+
+def ways_to_ask() -> dict[str, list[list[str]]]:
+    """Return the table of more kinds of questions, at equal minutes, by `bench_minutes.py`."""
+    made = [["task", "questions", *ASKED]]
+    every = [row for row in read("minutes.csv") if row["source"] == OTHERS]
+    for env_id in dict.fromkeys(row["env"] for row in every):
+        for title, kind in QUESTIONS.items():
+            rows = [row for row in every if row["env"] == env_id and row["kind"] == kind]
+            measured = ([float(r[name]) for r in rows if r[name]] for name in ASKED.values())
+            shown = [interval(values, 3) if values else "" for values in measured]
+            made.append([env_id.rpartition("-")[0], title, *shown])
+    return {"minutes_asked": made}
 
 
 def marks() -> dict[str, list[list[str]]]:

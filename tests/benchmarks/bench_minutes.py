@@ -26,7 +26,6 @@ Trees learn from the answers. Every result is a row of `--out`; what has a row i
 
 from __future__ import annotations
 
-import csv
 import math
 import time
 import warnings
@@ -39,7 +38,7 @@ import torch
 import tyro
 from bench_gate import rounded
 from gymnasium.spaces import Box
-from script_runs import add_row
+from script_runs import add_row, rows_there
 
 import pbcrl_envs
 from pbcrl import (
@@ -116,6 +115,11 @@ class Args:
     threads: int = 1
     """of PyTorch and LightGBM"""
 
+    @property
+    def flips(self) -> float:
+        """Probability that an answer is wrong."""
+        return 0.05 if self.errors else 0.0
+
 
 def safe(episode: Trajectory, limit: float, flips: float, rng: np.random.Generator) -> float:
     """What the person says of a trajectory."""
@@ -124,16 +128,11 @@ def safe(episode: Trajectory, limit: float, flips: float, rng: np.random.Generat
 
 def marked(episode: Trajectory, *, errors: bool, rng: np.random.Generator) -> Marks:
     """What the person marks in an episode."""
-    assert episode.costs is not None
-    unsafe = (episode.costs > 0).astype(np.float64)
-    if not errors:
-        return Marks(episode, unsafe)
-    teacher = Teacher(mark_error=0.02, missed=0.1)
-    label = SyntheticOracle(0.0, marks=True, teacher=teacher, rng=rng).label(
-        [Query(episode, episode)]
-    )[0]
-    assert label.first_unsafe is not None
-    return Marks(episode, unsafe_steps(label.first_unsafe, len(unsafe)).astype(np.float64))
+    teacher = Teacher(mark_error=0.02, missed=0.1) if errors else Teacher()
+    oracle = SyntheticOracle(0.0, marks=True, teacher=teacher, rng=rng)
+    stretches = oracle.label([Query(episode, episode)])[0].first_unsafe
+    assert stretches is not None
+    return Marks(episode, unsafe_steps(stretches, len(episode)).astype(np.float64))
 
 
 def answered(
@@ -146,7 +145,7 @@ def answered(
     rng: np.random.Generator,
 ) -> tuple[PreferenceBuffer, list[Marks]]:
     """Labels of so many questions, about episodes drawn from the first `pool`."""
-    flips = 0.05 if args.errors else 0.0
+    flips = args.flips
     if kind in OF_CLIPS:
         shown = random_clips(data, pool, questions * (1 if kind == "clips" else GRID), args, rng)
         bound = 0.0  # one unsafe step
@@ -203,7 +202,7 @@ def add_chosen(
     model = trainer.model
     excess = model.score(found) - model.learned_limit
     order = np.argsort(np.abs(excess) if kind == "grids_uncertain" else -excess)
-    start, flips = len(buffer.trajectories), 0.05 if args.errors else 0.0
+    start, flips = len(buffer.trajectories), args.flips
     shown = [found[i] for i in order[: count - count % 2]]
     pairs = start + rng.permutation(len(shown)).reshape(-1, 2)
     buffer.add_trajectories(shown)
@@ -239,20 +238,19 @@ def trial(
     rng = np.random.default_rng(seed)
     limit = pbcrl_envs.cost_limit(data.env_id)
     assert limit is not None
-    seconds, pool = 60.0 * minutes, len(data) - len(test)
+    budget, pool = 60.0 * minutes, len(data) - len(test)
     clips, first = list[Clip](), kind
     if kind == "pairs_and_grids":
-        first, seconds = "pairs", seconds / 2
+        first, budget = "pairs", budget / 2
     per = PER_MARKED_PAIR if kind == "marked_pairs" else SECONDS[first.split("_")[0]]
-    questions = int(seconds / per)
+    questions = int(budget / per)
     asked = questions // 4 if kind in CHOSEN else questions
     buffer, marks = answered(first, data, pool, asked, args, limit, rng)
     if kind == "pairs_and_grids":
-        grids = int(seconds / SECONDS["grids"])
+        grids = int(budget / SECONDS["grids"])
         questions += grids
-        flips = 0.05 if args.errors else 0.0
         shown = random_clips(data, pool, grids * GRID, args, rng)
-        clips = [Clip(clip, safe(clip, 0.0, flips, rng)) for clip in shown]
+        clips = [Clip(clip, safe(clip, 0.0, args.flips, rng)) for clip in shown]
     like = test[0]
     spaces = [Box(-np.inf, np.inf, shape) for shape in (like.obs.shape[1:], like.actions.shape[1:])]
     horizon = args.clip_length if kind in OF_CLIPS else data.horizon
@@ -303,10 +301,8 @@ def main(args: Args) -> None:
     data = TrajectoryDataset(args.dataset)
     num_test = min(int(args.test_share * len(data)), args.max_test_episodes)
     test = [data[i] for i in range(len(data) - num_test, len(data))]
-    out, done = Path(args.out), set()
-    if out.exists():
-        with out.open(newline="") as file:
-            done = {tuple(row[k] for k in COLUMNS[1:7]) for row in csv.DictReader(file)}
+    out = Path(args.out)
+    done = rows_there(out, COLUMNS[1:7])
     for minutes in args.minutes:
         for kind in args.kinds:
             for seed in args.seeds:

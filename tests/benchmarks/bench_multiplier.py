@@ -40,7 +40,7 @@ class Args:
     seed: int = 0
 
 
-def calm_rate() -> float:
+def rate_at_limit() -> float:
     """The share of episodes above d where their mean is d."""
     return 0.5 * math.erfc(SPREAD / 2 / math.sqrt(2))
 
@@ -66,7 +66,7 @@ def run(kind: str, labels: int, rng: np.random.Generator) -> tuple[float, float]
     multiplier = LagrangeMultiplier()
     of_batches = {"accept": labels, "cascade": labels // 2}.get(kind, 0)
     batches, acceptance = Batches(of_batches), Acceptance(SMALLEST_BATCH)
-    goal = calm_rate() / (2 if kind == "rate, half p*" else 1)
+    goal = rate_at_limit() / (2 if kind == "rate, half p*" else 1)
     logit, rate = (0.0 if kind == "cascade" else math.log(goal / (1 - goal))), UnsafeRate(goal)
     level, bias = 1.5, math.log(1.2) * rng.choice((-1, 1))
     means, prices = [], []
@@ -98,7 +98,9 @@ def run(kind: str, labels: int, rng: np.random.Generator) -> tuple[float, float]
 
 
 def main(args: Args) -> None:
-    print(f"p* = {calm_rate():.3f}; mean cost over d, and sd of λ within a run: mean ± sd of runs")
+    print(
+        f"p* = {rate_at_limit():.3f}; mean cost over d, and sd of λ within a run: mean ± sd of runs"
+    )
     for labels in args.labels:
         for kind in ("labels", "rate", "rate, half p*", "accept", "cascade"):
             rng = np.random.default_rng(args.seed)
