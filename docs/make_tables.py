@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.stats import binom
 from scipy.stats import t as student
 
 ROOT = Path(__file__).parents[1]
@@ -393,16 +394,21 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 def marks() -> dict[str, list[list[str]]]:
     """Return the table of policies by a person who marks, by `bench_marks.py`."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    names = "env", "cost_limit", "minutes", "asked", "errors", "commit"
+    names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate", "commit"
     for row in read("marks.csv"):
         key = tuple(row[name] for name in names)
         found.setdefault(key, []).append(row)
-    head = "task, limit", "minutes", "pairs", "the person", "commit", "seeds"
+    head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "commit", "seeds"
     last = "last fifth of training: true cost", "certified"
     made = [[*head, "stochastic policy: return", "true cost", *last]]
-    for (env_id, limit, size, asked, errors, commit), rows in sorted(found.items()):
+    for (env_id, limit, size, asked, errors, rate, commit), rows in sorted(found.items()):
         pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
-        certified = [row["certificate_unsafe"] for row in rows if row["certificate_episodes"]]
+        judged = [
+            (int(row["certificate_unsafe"]), int(row["certificate_episodes"]))
+            for row in rows
+            if row["certificate_episodes"]
+        ]
+        certified = sum(bool(binom.cdf(*one, float(rate)) <= 0.05) for one in judged)
         measured = (
             ("return_stochastic", 1),
             ("true_cost_stochastic", 3),
@@ -411,9 +417,9 @@ def marks() -> dict[str, list[list[str]]]:
         made.append(
             [
                 *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
-                *(PERSON[errors], commit, f"{len(rows)}"),
+                *(PERSON[errors], rate, commit, f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
-                f"{certified.count('0')} of {len(certified)}" if certified else "",
+                f"{certified} of {len(judged)}" if judged else "",
             ]
         )
     return {"marks": made}

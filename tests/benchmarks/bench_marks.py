@@ -2,11 +2,11 @@
 
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
 as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
-most 0.05. Each pair has its unsafe moments marked (`marked_pairs`), or has no marks, so that more
-of them fit into the same minutes (`pairs`). Then the true cost judges 60 fresh episodes of the
-deterministic policy, for a certificate of 0.05: none may be unsafe. A row for each is added to the
-file; what has a row is not run again. Whoever errs has 5 % of the answers flipped, marks off by up
-to 2 % of an episode, and a tenth of the unsafe stretches missed.
+most `max_unsafe_rate`. Each pair has its unsafe moments marked (`marked_pairs`), or has no marks,
+so that more of them fit into the same minutes (`pairs`). Then the true cost judges fresh episodes
+of the deterministic policy, for a certificate of that rate: for 0.05 none of 60 may be unsafe. A
+row for each is added to the file; what has a row is not run again. Whoever errs has 5 % of the
+answers flipped, marks off by up to 2 % of an episode, and a tenth of the unsafe stretches missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MEASURES = (
     *("step_auroc_evaluation", "queries_used", "wall_seconds"),
     *("certificate_episodes", "certificate_unsafe"),
 )
-COLUMNS = "commit", "env", "asked", "minutes", "errors", "seed", *MEASURES, "command"
+JOB = "env", "asked", "minutes", "errors", "max_unsafe_rate", "seed"
+COLUMNS = "commit", *JOB, *MEASURES, "command"
 Asked = Literal["marked_pairs", "pairs"]
 
 
@@ -45,6 +46,8 @@ class Args:
     """of the person"""
     errors: tuple[int, ...] = (0, 1)
     """whether the person errs, 0 or 1"""
+    max_unsafe_rate: float = 0.05
+    """of episodes; 0.35 is P(C > d) of log-normal costs whose mean is d"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     workers: int = 1
     """runs at a time"""
@@ -52,7 +55,8 @@ class Args:
 
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
-    done = rows_there(out, ("env", "asked", "minutes", "errors", "seed"))
+    rate = args.max_unsafe_rate
+    done = rows_there(out, JOB)
 
     def run(job: tuple[str, Asked, int, int, int]) -> None:
         env_id, asked, minutes, errors, seed = job
@@ -61,7 +65,7 @@ def main(args: Args) -> None:
         words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--threads", "1"]
         words += ["--marks"] if marks else []
         words += ["--online-queries", str(pairs)]
-        words += ["--constraint", "rate", "--max-unsafe-rate", "0.05", "--eval-episodes", "400"]
+        words += ["--constraint", "rate", "--max-unsafe-rate", str(rate), "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
         summary = summary_of(words, certify=True)
@@ -69,7 +73,7 @@ def main(args: Args) -> None:
             return
         row = {
             "commit": made_by(__file__)["commit"] or "",
-            **{"env": env_id, "asked": asked, "minutes": minutes, "errors": errors, "seed": seed},
+            **dict(zip(JOB, (env_id, asked, minutes, errors, rate, seed), strict=True)),
             **{name: summary[name] for name in MEASURES},
             "command": "python cleanrl_scripts/" + " ".join(words),
         }
@@ -85,7 +89,7 @@ def main(args: Args) -> None:
         for minutes in args.minutes
         for errors in args.errors
         for env_id in args.env_ids
-        if (env_id, asked, str(minutes), str(errors), str(seed)) not in done
+        if (env_id, asked, str(minutes), str(errors), str(rate), str(seed)) not in done
     ]
     with ThreadPoolExecutor(args.workers) as pool:
         list(pool.map(run, jobs))
