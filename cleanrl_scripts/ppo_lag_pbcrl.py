@@ -546,8 +546,8 @@ def train(args: Args) -> Path:
                 spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
             if done < args.calm:
-                # Until one episode is known to be safe, and one not, a price would stop the policy.
-                adv_c = adv_c * buffer.is_trainable
+                # Few labels, and none that says safe: a price would stop the policy.
+                adv_c = adv_c * (buffer.is_trainable or buffer.has_many)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41
             adv = (adv - adv.mean()) / (adv.std() + 1e-8)
 

@@ -314,6 +314,15 @@ class PreferenceBuffer:
         """Whether there are labels on both sides of the limit."""
         return {0.0, 1.0} <= set(self._labels[:, 1:].flat)
 
+    @property
+    def has_many(self) -> bool:
+        """Whether there are more than 500 labelled pairs, as people hardly give.
+
+        So many tell which steps cost before an episode is known to be safe, and forget old ones
+        without harm (`TreeTrainer`).
+        """
+        return len(self) > 500
+
     def check_trainable(self) -> None:
         """Refuse a set of labels from which no limit can be learned; warn once of contradictions.
 

@@ -317,7 +317,7 @@ class TreeTrainer(Trainer):
 
         Without `valid` there are none, and no patience is needed.
         """
-        batch = buffer.batch(self._weighted(len(buffer)))
+        batch = buffer.batch(self._weighted(buffer))
         if not buffer.is_trainable:
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
@@ -330,7 +330,7 @@ class TreeTrainer(Trainer):
             max_rows=self._max_rows,
             rng=self._rng,
         )
-        dataset, options = self._dataset(rows)
+        dataset, options = self._dataset(rows, least_inputs=24 if buffer.has_many else 8)
         held_out = None
         if valid is not None:
             its_batch = valid.batch(np.arange(len(valid)))
@@ -370,13 +370,17 @@ class TreeTrainer(Trainer):
         self._warn_of_runaway(float(members[0].costs.std(unbiased=False)))
         return members[0].loss, histories[0]
 
-    def _weighted(self, num_pairs: int) -> NDArray[np.int64]:
+    def _weighted(self, buffer: PreferenceBuffer) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
 
         They are about the policy as it is, and few: in pretraining nobody has seen how it errs.
+        Without pretraining, the newest quarter of many counts as much as the others.
         """
-        pairs, num_offline = np.arange(num_pairs), self._num_offline or 0
-        copies = min(10, max(1, num_offline // max(1, num_pairs - num_offline)))
+        pairs, num_offline = np.arange(len(buffer)), self._num_offline or 0
+        if self._num_offline == 0 and buffer.has_many:
+            newest = pairs[-(len(pairs) // 4) :]
+            return np.concatenate([pairs, newest, newest])
+        copies = min(10, max(1, num_offline // max(1, len(pairs) - num_offline)))
         return np.concatenate([pairs, np.tile(pairs[num_offline:], copies - 1)])
 
     def _boost(
@@ -416,7 +420,7 @@ class TreeTrainer(Trainer):
         booster.cut(best_size)
         return history
 
-    def _dataset(self, rows: Rows) -> tuple[Any, dict[str, Any]]:
+    def _dataset(self, rows: Rows, *, least_inputs: int) -> tuple[Any, dict[str, Any]]:
         size, width = rows.columns.shape
         # Labels are of trajectories: what one in twenty shows once, such as a collision, is found.
         smallest = min(max(20, (len(rows.starts) - 1) // 20), 200)
@@ -425,7 +429,7 @@ class TreeTrainer(Trainer):
             "num_leaves": NUM_LEAVES,
             "learning_rate": 1.0,
             # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
-            "feature_fraction": min(1.0, max(0.25, 8 / width)),
+            "feature_fraction": min(1.0, max(0.25, least_inputs / width)),
             "min_data_in_leaf": max(1, min(size // 200, smallest)),
             # It counts steps by their curvature: with 0 it tries sides without any, and raises.
             "min_sum_hessian_in_leaf": 1e-9,
