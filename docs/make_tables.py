@@ -77,8 +77,11 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067"
-"""Commits of the short table, by which trees learn as they do today.
+SINCE_MANY = ("e74e046",)
+"""Commits by which trees learn from more than 500 pairs as they do today."""
+
+TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
+"""Commits of the short table, by which trees learn from fewer as they do today.
 
 PPO-Lag is older: of each of its seeds the newest run counts.
 """
@@ -306,9 +309,15 @@ def trees() -> dict[str, list[list[str]]]:
             newest = {run["seed"]: run for run in runs if run["seed"] in seeds}  # the file's last
             if variant != "ppo_lag":
                 newest = {s: run for s, run in newest.items() if run["commit"] in TODAY}
-            if newest:
-                rows = list(newest.values())
-                row = cells(task, method, rows, {})
+            parts = {method: list(newest.values())}
+            if variant == "trees_labels":
+                parts = {method: [], f"{method}, before {SINCE_MANY[0]}": []}
+                for run in newest.values():
+                    parts[list(parts)[run["commit"] not in SINCE_MANY]].append(run)
+            for title, rows in parts.items():
+                if not rows:
+                    continue
+                row = cells(task, title, rows, {})
                 unsafe = interval([100 * r for r in column(rows, "violation_rate_stochastic")], 1)
                 made["trees_short"].append([*row[:5], f"{unsafe} %", row[5]])
     return made

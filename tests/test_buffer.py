@@ -173,6 +173,15 @@ def test_a_pair_may_be_asked_for_twice_in_one_batch():
     assert len(batch.trajectories) == 2
 
 
+def test_more_than_500_labelled_pairs_are_many():
+    buffer = buffer_of(40)
+    pairs = draw(40, 501)
+    buffer.add_labels(pairs[:500], [FIRST_SAFER] * 500)
+    assert not buffer.has_many
+    buffer.add_labels(pairs[500:], [FIRST_SAFER])
+    assert buffer.has_many
+
+
 def test_no_positions_make_an_empty_batch():
     batch = buffer_of(2).batch(np.arange(0))
     assert len(batch) == 0

@@ -1128,6 +1128,31 @@ def test_online_pairs_count_up_to_ten_times_to_be_as_many_as_those_of_pretrainin
         assert_same_trees(by_hand.model, online.model)
 
 
+@pytest.mark.parametrize(("num", "copies"), [(500, 1), (504, 3)])
+def test_without_pretraining_the_newest_quarter_of_more_than_500_pairs_counts_thrice(num, copies):
+    trainer, by_hand = (fresh_trainer(dead_zone=0.3, rounds=5) for _ in range(2))
+    buffer = labelled(60, seed=1, pairs_each=num / 60)
+    found = trainer.update(buffer, np.arange(num))
+    repeated = PreferenceBuffer(buffer.trajectories)
+    order = np.r_[np.arange(num), np.tile(np.arange(num - num // 4, num), copies - 1)]
+    labels = [Label(*row) for row in buffer.labels[order].tolist()]
+    repeated.add_labels(buffer.labelled_pairs[order], labels)
+    assert by_hand.fit(repeated) == found["finetune_loss"]
+    assert_same_trees(by_hand.model, trainer.model)
+
+
+@pytest.mark.parametrize(("num", "sees_all"), [(500, False), (501, True)])
+def test_of_24_inputs_a_tree_sees_all_by_more_than_500_pairs_so_that_nothing_is_left_to_chance(
+    num, sees_all
+):
+    buffer = labelled(60, seed=1, pairs_each=num / 60 + 1e-6, inputs=24)
+    first, second = (fresh_trainer(inputs=24, rounds=3, seed=seed) for seed in (0, 1))
+    for trainer in (first, second):
+        trainer.fit(buffer)
+    assert len(buffer) == num
+    assert torch.equal(first.model.feature, second.model.feature) == sees_all
+
+
 def test_fits_after_pretraining_wait_for_half_more_online_labels_or_enough_of_all():
     """150 offline pairs, then one a round: at 8 it waits for 12, at 41 for 62 or 191² / 2,000."""
     trainer, buffer = fresh_trainer(rounds=5), labelled(150, seed=1)
