@@ -240,6 +240,23 @@ def test_in_the_first_tenth_costs_have_no_price_before_there_are_labels_of_both_
     assert cheap[2] != dear[2]
 
 
+@pytest.mark.filterwarnings("ignore:no labelled trajectory is safe:UserWarning")
+@pytest.mark.parametrize(("queries", "has_price"), [(500, False), (501, True)])
+def test_by_more_than_500_pairs_costs_have_a_price_where_no_episode_is_safe_yet(
+    script, make_args, queries, has_price
+):
+    """One iteration of 40 episodes. On the blocked road all that a new policy plays are unsafe."""
+    options = {"offline_queries": 0, "dataset": None, "constraint": "rate", "safety_noise": 0.0}
+    options |= {"env_id": "DrivingBlockedRoad-v0", "num_envs": 20, "num_steps": 200}
+    options |= {"total_timesteps": 4_000, "online_queries": queries}
+    kls = set()
+    for price in (0.5, 3.0):
+        folder = script.train(make_args(f"{price}", multiplier_initial=price, **options))
+        assert rows(folder)[0]["unsafe_rate"] == 1
+        kls.add(rows(folder)[0]["kl"])
+    assert len(kls) == 1 + has_price
+
+
 def test_a_policy_under_batches_is_the_last_one_and_nothing_is_played_to_choose_it(
     script, make_args, monkeypatch
 ):
