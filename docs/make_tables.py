@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import binom
 from scipy.stats import t as student
+
+from pbcrl_script_utils.certificate import unsafe_bound
 
 ROOT = Path(__file__).parents[1]
 PAGES = tuple(
@@ -309,16 +310,15 @@ def trees() -> dict[str, list[list[str]]]:
             newest = {run["seed"]: run for run in runs if run["seed"] in seeds}  # the file's last
             if variant != "ppo_lag":
                 newest = {s: run for s, run in newest.items() if run["commit"] in TODAY}
-            parts = {method: list(newest.values())}
+            rows, older = list(newest.values()), list[dict[str, str]]()
             if variant == "trees_labels":
-                parts = {method: [], f"{method}, before {SINCE_MANY[0]}": []}
-                for run in newest.values():
-                    parts[list(parts)[run["commit"] not in SINCE_MANY]].append(run)
-            for title, rows in parts.items():
-                if not rows:
+                older = [run for run in rows if run["commit"] not in SINCE_MANY]
+                rows = [run for run in rows if run["commit"] in SINCE_MANY]
+            for title, part in ((method, rows), (f"{method}, before {SINCE_MANY[0]}", older)):
+                if not part:
                     continue
-                row = cells(task, title, rows, {})
-                unsafe = interval([100 * r for r in column(rows, "violation_rate_stochastic")], 1)
+                row = cells(task, title, part, {})
+                unsafe = interval([100 * r for r in column(part, "violation_rate_stochastic")], 1)
                 made["trees_short"].append([*row[:5], f"{unsafe} %", row[5]])
     return made
 
@@ -420,7 +420,7 @@ def marks() -> dict[str, list[list[str]]]:
             for row in rows
             if row["certificate_episodes"]
         ]
-        certified = sum(bool(binom.cdf(*one, float(rate)) <= 0.05) for one in judged)
+        certified = sum(unsafe_bound(*one) <= float(rate) for one in judged)
         measured = (
             ("return_stochastic", 1),
             ("true_cost_stochastic", 3),

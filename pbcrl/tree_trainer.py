@@ -63,7 +63,8 @@ class TreeTrainer(Trainer):
     twentieth of all steps cost less than 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
-    ensemble of networks.
+    ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
+    many pairs (`PreferenceBuffer.has_many`).
 
     Args:
         model: Its trees are replaced.
