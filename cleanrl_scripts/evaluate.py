@@ -31,6 +31,7 @@ from pbcrl.spaces import names_of
 from pbcrl.storage import check_finite, load_tensors
 from pbcrl_envs.upstream import INSTALL
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, check_args
+from pbcrl_script_utils.card import read_effects
 from pbcrl_script_utils.envs import flat_dims, horizon_of, make_envs, resolve_cost_limit
 from pbcrl_script_utils.evaluation import Judge, costly_mean, play, true_costs
 from pbcrl_script_utils.launch import main
@@ -304,7 +305,7 @@ def draw_plots(
     figures = {
         "steps": plots.step_costs(middle, cost_model, f"{env_id}, one episode"),
         "plane": plots.plane(env_id, cost_model, seed=seed),
-        "effects": draw_effects(env_id, episodes, cost_model, limit),
+        "effects": draw_effects(folder, env_id, episodes, cost_model, limit),
     }
     if np.isfinite(limit) and np.isfinite(true).all():
         costs = true, learned, limit, cost_model.learned_limit
@@ -315,13 +316,20 @@ def draw_plots(
 
 
 def draw_effects(
-    env_id: str, episodes: list[Trajectory], cost_model: LearnedCost, limit: float
+    folder: Path, env_id: str, episodes: list[Trajectory], cost_model: LearnedCost, limit: float
 ) -> Figure | None:
-    """Draw what the learned cost follows, over steps of episodes that are safe and that are not."""
+    """Draw what the learned cost follows, over steps of episodes that are safe and that are not.
+
+    They are the labelled ones; the played ones where the run has not ended, or had no labels.
+    """
     from pbcrl_script_utils import plots
 
     if len(cost_model.obs_shape) != 1:
         return None  # pixels have no names
+    title = f"What the learned cost of {env_id} follows"
+    labelled = read_effects(folder)
+    if labelled is not None:
+        return plots.effects(labelled, title, "labelled episodes, safe as most of the labels say")
     true = true_costs(episodes)
     if math.isfinite(limit) and np.isfinite(true).all():
         safe, note = true <= limit, f"an episode is safe if its true cost is at most {limit:g}"
@@ -333,7 +341,7 @@ def draw_effects(
     envs.close()
     rng = np.random.default_rng(0)
     found = effects(cost_model, episodes, rng=rng, safe=safe, names=names)
-    return plots.effects(telling(found), f"What the learned cost of {env_id} follows", note)
+    return plots.effects(telling(found), title, f"played episodes; {note}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,16 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from pbcrl import LearnedCost, PreferenceBuffer
-from pbcrl.effects import effects, telling
+from pbcrl.effects import Effect, Threshold, effects, telling
+from pbcrl.errors import StorageError
 from pbcrl.spaces import names_of
 from pbcrl.storage import write_atomically
 from pbcrl_script_utils.resume import read_args
 from pbcrl_script_utils.verdict import cost_model_verdicts
 
 CARD = "cost_model.md"
+EFFECTS = "effects.json"
+"""What the card lists of the labelled episodes, whole, for `evaluate --plots`."""
 _MEASURES = {
     "balanced_accuracy": "balanced accuracy, safe against unsafe (guessing: 0.5)",
     "pair_accuracy": "pairs ordered as by the true cost (guessing: 0.5)",
@@ -30,7 +34,7 @@ _MEASURES = {
 def write_card(
     folder: Path, cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv
 ) -> None:
-    """Write `cost_model.md` beside the cost model of a finished run.
+    """Write `cost_model.md`, and `effects.json`, beside the cost model of a finished run.
 
     Args:
         folder: The run's; it has `args.json` and `summary.json`.
@@ -42,8 +46,46 @@ def write_card(
         StorageError: If it cannot be written.
     """
     args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
-    learned = _learned(cost_model, buffer, envs)
+    found = _effects(cost_model, buffer, envs)
+    if found is not None:
+        saved = json.dumps([asdict(effect) for effect in found], default=np.ndarray.tolist)
+        write_atomically(folder / EFFECTS, saved.encode())
+    learned = _learned(cost_model, found)
     write_atomically(folder / CARD, _text(args, summary, cost_model, learned).encode())
+
+
+def read_effects(folder: Path) -> list[Effect] | None:
+    """Return what the cost of a finished run follows, over the episodes that were labelled.
+
+    Returns:
+        As `pbcrl.effects.telling`; None if the run has not ended, reads images, or learned nothing.
+
+    Raises:
+        StorageError: If `effects.json` is not as `write_card` has written it.
+    """
+    path = folder / EFFECTS
+    if not path.exists():
+        return None
+    try:
+        return [
+            Effect(
+                name=one["name"],
+                group=one["group"],
+                importance=one["importance"],
+                spread=one["spread"],
+                edges=np.array(one["edges"], float),
+                costs=np.array(one["costs"], float),
+                thresholds=tuple(Threshold(**threshold) for threshold in one["thresholds"]),
+                bins=np.array(one["bins"], float),
+                shares={kind: np.array(counts, float) for kind, counts in one["shares"].items()},
+            )
+            for one in json.loads(path.read_text())
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(
+            f"{path} says what a learned cost follows, as training has written it, but cannot be "
+            f"read: {error!r}; delete it, and the episodes that are played take its place"
+        ) from error
 
 
 def _text(
@@ -108,12 +150,12 @@ def _text(
     )
 
 
-def _learned(cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv) -> list[str]:
-    """The inputs that the cost follows most, as a table."""
-    if len(cost_model.obs_shape) != 1:
-        return ["It reads images, of which no single number says anything."]
-    if not buffer.trajectories:
-        return ["Not known: it was trained on nothing."]
+def _effects(
+    cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv
+) -> list[Effect] | None:
+    """What the cost follows most; None if it reads images, or was trained on nothing."""
+    if len(cost_model.obs_shape) != 1 or not buffer.trajectories:
+        return None
     found = effects(
         cost_model,
         buffer.trajectories,
@@ -121,7 +163,16 @@ def _learned(cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv)
         safe=buffer.safe_shares,
         names=names_of(envs),
     )
-    rows = [f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in telling(found)]
+    return telling(found)
+
+
+def _learned(cost_model: LearnedCost, found: Sequence[Effect] | None) -> list[str]:
+    """The inputs that the cost follows most, as a table."""
+    if len(cost_model.obs_shape) != 1:
+        return ["It reads images, of which no single number says anything."]
+    if found is None:
+        return ["Not known: it was trained on nothing."]
+    rows = [f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in found]
     if not rows:
         return ["Nothing: no input makes a difference to the cost."]
     return [

@@ -3,11 +3,13 @@
     python tests/benchmarks/bench_ppo_lag.py
     python tests/benchmarks/bench_ppo_lag.py --against ../other-checkout --rounds 5
     python tests/benchmarks/bench_ppo_lag.py --minibatch-size 64 --hidden-sizes 64 64
+    python tests/benchmarks/bench_ppo_lag.py --learned-cost trees net --env-id DrivingLaneChange-v0
 
 Rates count from the second iteration on, without the KL stop, so that every iteration takes as many
 gradient steps. With `--against`, the scripts and the library of another checkout run in turns with
-those of this one; ratios are this one's rate over the other's. Options that are not of this
-benchmark go to the script.
+those of this one; ratios are this one's rate over the other's. With `--learned-cost` those in turns
+are whole runs of `ppo_lag_pbcrl.py`, 20,000 queries and 1M steps, by either cost model: a fit takes
+longer the more labels there are. Options that are not of this benchmark go to the script.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Args:
     rounds: int = 3
     """times that all are measured, in turns"""
     iterations: int = 3
-    """iterations per run; the first is warm-up and not counted"""
+    """iterations per run, unless the cost is learned; the first is warm-up and not counted"""
     num_envs: int = 20
     """environments"""
     num_steps: int = 1_000
@@ -40,24 +42,23 @@ class Args:
     """where the updates are computed"""
     against: str | None = None
     """another checkout of this repository to compare with"""
-    learned_cost: bool = False
-    """measure ppo_lag_pbcrl.py, fine-tuned with 100 queries in every fifth iteration, instead"""
+    learned_cost: tuple[Literal["trees", "net"], ...] = ()
+    """measure whole runs of ppo_lag_pbcrl.py by these cost models instead, in turns"""
 
 
-def train(args: Args, checkout: Path, options: list[str]) -> Rows:
-    """Run the script of a checkout."""
-    script, iterations = "ppo_lag.py", args.iterations
-    labels: tuple[object, ...] = ()
+def train(args: Args, measured: str, options: list[str]) -> Rows:
+    """Run a checkout's script, or that of a cost model."""
+    script, checkout, sizes = "ppo_lag.py", ROOT, list[object]()
     if args.learned_cost:
-        # Its queries per labelling round are those of 2,000 over 2M steps.
-        script, iterations = "ppo_lag_pbcrl.py", max(6, args.iterations)
-        labels = "--offline-queries", 0, "--online-queries", 100, "--finetune-interval", 5
+        script, sizes = "ppo_lag_pbcrl.py", ["--cost-model", measured]
+    else:
+        checkout = Path(args.against) if args.against and measured == "other" else ROOT
+        sizes = ["--num-envs", args.num_envs, "--num-steps", args.num_steps]
+        sizes += ["--total-timesteps", args.iterations * args.num_envs * args.num_steps]
     return run_script(
         script,
         *("--env-id", args.env_id, "--device", args.device, "--target-kl", "inf"),
-        *("--num-envs", args.num_envs, "--num-steps", args.num_steps),
-        *("--total-timesteps", iterations * args.num_envs * args.num_steps),
-        *("--threads", args.threads, "--eval-episodes", 1, *labels),
+        *(*sizes, "--threads", args.threads, "--eval-episodes", 1),
         *options,
         checkout=checkout,
     )
@@ -70,28 +71,29 @@ def spread(values: list[float], form: str) -> str:
 
 
 def main(args: Args, options: list[str]) -> None:
-    checkouts = {"this": ROOT} | ({"other": Path(args.against)} if args.against else {})
+    if args.learned_cost and args.against:
+        raise SystemExit("error: --against compares ppo_lag.py; leave --learned-cost out")
     print(
-        f"{args.env_id}: {args.num_envs} envs x {args.num_steps} steps, {args.threads} "
-        f"threads of {os.cpu_count()} cores, {args.device} {' '.join(options)}".rstrip()
+        f"{args.env_id}: {args.threads} threads of {os.cpu_count()} cores, {args.device} "
+        f"{' '.join(options)}".rstrip()
     )
-    rates: dict[str, list[float]] = {checkout: [] for checkout in checkouts}
-    table: dict[str, float] = {}
+    names: tuple[str, ...] = args.learned_cost or ("this", *(["other"] if args.against else []))
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    tables: dict[str, dict[str, float]] = {}
     for number in range(args.rounds):
         # Every other round begins with the other one: a machine that slows down favours nobody.
-        for checkout in list(rates)[:: -1 if number % 2 else 1]:
-            rows = train(args, checkouts[checkout], options)
-            rates[checkout].append(rate(rows))
-            if checkout == "this":
-                table = phases(rows)
-        shown = [f"{checkout} {found[-1]:,.0f}" for checkout, found in rates.items()]
+        for name in names[:: -1 if number % 2 else 1]:
+            rows = train(args, name, options)
+            rates[name].append(rate(rows))
+            tables[name] = phases(rows)
+        shown = [f"{name} {found[-1]:,.0f}" for name, found in rates.items()]
         print(f"   round {number + 1}, steps/s: {'; '.join(shown)}", flush=True)
-    print_phases(["this"], [table])
-    for checkout, found in rates.items():
-        print(f"{checkout} checkout: {spread(found, ',.0f')} steps/s")
-    if args.against:
-        ratios = np.array(rates["this"]) / np.array(rates["other"])
-        print(f"this over other: {spread(list(ratios), '.3f')}")
+    print_phases(list(tables), list(tables.values()))
+    for name, found in rates.items():
+        print(f"{name}: {spread(found, ',.0f')} steps/s")
+    if len(names) == 2:
+        ratios = np.array(rates[names[0]]) / np.array(rates[names[1]])
+        print(f"{names[0]} over {names[1]}: {spread(list(ratios), '.3f')}")
 
 
 if __name__ == "__main__":

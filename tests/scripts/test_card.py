@@ -8,7 +8,8 @@ from gymnasium.spaces import Box
 
 import pbcrl_envs  # noqa: F401 - registers the ids
 from pbcrl import CostModel, Label, PreferenceBuffer, Trajectory
-from pbcrl_script_utils.card import _learned
+from pbcrl.errors import StorageError
+from pbcrl_script_utils.card import EFFECTS, _effects, _learned, read_effects
 
 
 class TooFarRight(torch.nn.Module):
@@ -21,6 +22,10 @@ def envs():
     envs = gym.make_vec("PointHazards-v0", num_envs=2)
     yield envs
     envs.close()
+
+
+def listed(model, buffer, envs):
+    return _learned(model, _effects(model, buffer, envs))
 
 
 def labelled():
@@ -36,7 +41,7 @@ def labelled():
 def test_the_card_lists_what_the_cost_follows_by_the_names_of_the_env(envs):
     spaces = envs.single_observation_space, envs.single_action_space
     model = CostModel(*spaces, net=TooFarRight(), output_scale=1.0)
-    head, line, *rows, _, sentence = _learned(model, labelled(), envs)
+    head, line, *rows, _, sentence = listed(model, labelled(), envs)
     assert (head, line) == ("| input | share | effect |", "|---|---|---|")
     assert [row.split(" | ")[0] for row in rows] == ["| x", "| action[1]"]
     assert "cost rises above 0." in rows[0]
@@ -45,10 +50,16 @@ def test_the_card_lists_what_the_cost_follows_by_the_names_of_the_env(envs):
 
 def test_the_card_says_where_nothing_can_be_listed(envs):
     model = CostModel(envs.single_observation_space, envs.single_action_space)
-    assert _learned(model, labelled(), envs) == [
-        "Nothing: no input makes a difference to the cost."
-    ]
-    assert _learned(model, PreferenceBuffer(), envs) == ["Not known: it was trained on nothing."]
+    assert listed(model, labelled(), envs) == ["Nothing: no input makes a difference to the cost."]
+    assert listed(model, PreferenceBuffer(), envs) == ["Not known: it was trained on nothing."]
     images = CostModel(Box(0, 255, (8, 8, 3), np.uint8), envs.single_action_space)
-    (said,) = _learned(images, PreferenceBuffer(), envs)
+    (said,) = listed(images, PreferenceBuffer(), envs)
     assert said.startswith("It reads images")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '[{"name": "x"}]', '[{"shares": []}]'])
+def test_effects_of_a_run_that_cannot_be_read_are_refused(tmp_path, text):
+    assert read_effects(tmp_path) is None
+    (tmp_path / EFFECTS).write_text(text)
+    with pytest.raises(StorageError, match=r"effects\.json .* cannot be read: .*; delete it"):
+        read_effects(tmp_path)

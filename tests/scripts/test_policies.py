@@ -15,6 +15,7 @@ from torch import nn
 from pbcrl import load_cost_model, load_policy
 from pbcrl.export.policy import POLICY_FILE
 from pbcrl.storage import load_tensors
+from pbcrl_script_utils.card import read_effects
 from pbcrl_script_utils.policies import Candidates, DeadEnd, policy_of
 
 from .conftest import load_edited
@@ -163,6 +164,12 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
     said = [text for text in found["verdict"] if "cost model" in text]
     assert said  # else this shows nothing
     assert all(f"- {text}" in card for text in said + found["warnings"])
+    learned = read_effects(folder)
+    assert learned
+    assert all(
+        f"| {effect.name} | {effect.importance:.0%} | {effect.rule} |" in card for effect in learned
+    )
+    assert all(set(effect.shares) == {"safe", "unsafe"} for effect in learned)  # of the labels
 
 
 @pytest.mark.slow
