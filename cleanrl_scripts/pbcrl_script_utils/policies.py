@@ -141,14 +141,14 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; learned cost, noise and λ stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    nearly all of whose episodes are unsafe at a high λ: a pendulum that swings up too fast is
-    too fast for longer if it slows down a little. *Worse than untrained* is one that earns less
-    than in its first episodes: it fled a high price into a corner, and stays there when λ has
-    fallen. Where nearly all of those episodes were labelled unsafe, it may have to earn less.
-    Either, for a tenth of the training, gets its nets' first weights back, each once. It has half
-    of the training or more for a better way, under a cost that it did not have at first; if it
-    finds none, the policy of before is still a candidate. Only `--constraint rate` tells what share
-    is unsafe.
+    nearly all of whose labels say unsafe at a high λ: a pendulum that swings up too fast is too
+    fast for longer if it slows down a little. Labels decide, since the share that is measured with
+    a model falls to 0 wherever a wrong label raises the learned limit. *Worse than untrained* is
+    one that earns less than in its first episodes: it fled a high price into a corner, and stays
+    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
+    earn less. Either, for a tenth of the training, gets its nets' first weights back, each once. It
+    has half of the training or more for a better way, under a cost that it did not have at first;
+    if it finds none, the policy of before is still a candidate. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -158,8 +158,8 @@ class DeadEnd:
         say: Told why.
     """
 
-    SHARE = 0.9
-    """Of the episodes are unsafe: nearly all."""
+    SHARE = 0.8
+    """Of labels that say unsafe: nearly all, of which one in ten or so may be wrong."""
     UNTRAINED = 20
     """Episodes, the first that ended: what a policy earns that is hardly trained."""
 
@@ -175,16 +175,18 @@ class DeadEnd:
         self._agent, self._optimizer, self._leave, self._say = agent, optimizer, leave, say
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
+        self._long = max(4, self._total / 10)  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
         # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
         self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
+        self._rounds = list[tuple[int, float]]()  # since λ is high: iteration, share unsafe
         self._first_unsafe: float | None = None  # share of the first episodes that have a label
 
     def update(
         self,
         iteration: int,
-        unsafe: float | None,
+        measured: float | None,
         price: float,
         ended: NDArray[np.float64],
         num_new: int,
@@ -195,23 +197,30 @@ class DeadEnd:
 
         Args:
             iteration: From 1 on.
-            unsafe: Share of the episodes, as measured; None if it was not, which changes nothing.
+            measured: What moved λ; None if nothing did, which changes nothing.
             price: λ.
             ended: Return and more of all episodes that have ended, (E, 2).
             num_new: How many of them, the last, in this iteration.
-            labelled: Share of the newest labelled episodes that is unsafe; None if there is none.
+            labelled: Share of the newly labelled episodes that is unsafe; None if there is none.
         """
         if self._first_unsafe is None:
             self._first_unsafe = labelled
-        if not self._applies or unsafe is None or num_new == 0:
+        if not self._applies or measured is None:
+            return
+        is_dear = price >= self._dear * (1 - 1e-6)  # rounding
+        self._rounds = self._rounds if is_dear else []
+        if is_dear and labelled is not None:
+            self._rounds.append((iteration, labelled))
+        if num_new == 0:
             return
         returns = ended[:, 0]
-        is_dear = price >= self._dear * (1 - 1e-6)  # rounding
+        shares = [share for at, share in self._rounds if at > iteration - self._long]
         self._count(
             iteration,
             "unsafe",
-            unsafe >= self.SHARE and is_dear,
-            f"nearly all of its episodes were unsafe, with λ at {self._dear:g} or above",
+            is_dear,
+            f"nearly all labels said unsafe, with λ at {self._dear:g} or above",
+            certain=bool(shares) and float(np.mean(shares)) >= self.SHARE,
         )
         self._count(
             iteration,
@@ -222,11 +231,13 @@ class DeadEnd:
             "it earned less than in its first episodes",
         )
 
-    def _count(self, iteration: int, kind: str, holds: bool, why: str) -> None:
+    def _count(
+        self, iteration: int, kind: str, holds: bool, why: str, *, certain: bool = True
+    ) -> None:
         state = self._state
         state[kind] = state[kind] + 1 if holds else 0
-        is_long = state[kind] >= max(4, self._total / 10)
-        if not is_long or state[f"after_{kind}"] or 2 * iteration > self._total:
+        is_due = certain and state[kind] >= self._long
+        if not is_due or state[f"after_{kind}"] or 2 * iteration > self._total:
             return
         self._leave(iteration, self._agent)
         with torch.no_grad():
@@ -235,6 +246,7 @@ class DeadEnd:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
         state |= {"unsafe": 0, "worse": 0, f"after_{kind}": iteration}
+        self._rounds = []
         self._say(
             f"iteration {iteration}: the policy starts afresh, since for a tenth of the training "
             f"{why}; the learned cost stays"
@@ -248,12 +260,13 @@ class DeadEnd:
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""
-        return {**self._state, "first_unsafe": self._first_unsafe}
+        return {**self._state, "first_unsafe": self._first_unsafe, "rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         self._state = {name: state[name] for name in self._state}
         self._first_unsafe = state["first_unsafe"]
+        self._rounds = [(int(at), float(share)) for at, share in state["rounds"]]
 
 
 def choose_policy(
