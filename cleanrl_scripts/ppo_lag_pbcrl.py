@@ -590,7 +590,8 @@ def train(args: Args) -> Path:
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
-            candidates.update(iteration, agent)
+            is_within = measured is not None and measured <= allowed
+            candidates.update(iteration, agent, is_within=is_within)
             checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The policy that a run leaves: one of the last fifth, by the cost model, and its file."""
+"""The policy that a run leaves, chosen by the cost model, and its file."""
 
 from __future__ import annotations
 
@@ -78,13 +78,16 @@ def save_agent(run: Run, agent: Any, env_id: str) -> None:
 
 
 class Candidates:
-    """Policies of the last fifth of the training, of which one is left at the end.
+    """Policies of the training, of which one is left at the end.
 
     A policy that is trained against a limit swings about it, and the last one is any of them. So
-    the last `NUMBER`, evenly spread, each play `EPISODES` fresh episodes, half of them with mean
-    actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that the
-    constraint calls safe the one of the highest return is taken; if there are none, the one nearest
-    to it. Neither labels nor true costs have a part in it: the cost model judges. The best of
+    `NUMBER` of the last fifth, evenly spread, each play `EPISODES` fresh episodes, half of them
+    with mean actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that
+    the constraint calls safe the one of the highest return is taken. If there are none, the policy
+    has left the limit for good, as where a price that falls leads into a dead end once more. Then
+    one of before is taken: of each earlier fifth the last one that was measured within the limit
+    plays, the newest first, until one is safe. If none is, the nearest to it of the last fifth
+    stays. Neither labels nor true costs have a part in it: the cost model judges. The best of
     several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
@@ -97,11 +100,24 @@ class Candidates:
         self._wanted = range(num_iterations, 0, -spacing)[: self.NUMBER]
         self._kept: dict[int, dict[str, Tensor]] = {}  # by iteration
         self._left: dict[int, dict[str, Tensor]] = {}  # likewise
+        self._within: dict[int, dict[str, Tensor]] = {}  # likewise, at most one of each fifth
 
-    def update(self, iteration: int, agent: nn.Module) -> None:
-        """Take note of the agent at the end of an iteration."""
+    def update(self, iteration: int, agent: nn.Module, *, is_within: bool = False) -> None:
+        """Take note of the agent at the end of an iteration.
+
+        Args:
+            iteration: From 1 on.
+            agent: As it is then.
+            is_within: Whether its episodes were measured within what is allowed.
+        """
         if iteration in self._wanted:
             self._kept[iteration] = copy.deepcopy(agent.state_dict())
+        elif is_within and (fifth := self._fifth(iteration)) < 4:
+            others = {n: old for n, old in self._within.items() if self._fifth(n) != fifth}
+            self._within = {**others, iteration: copy.deepcopy(agent.state_dict())}
+
+    def _fifth(self, iteration: int) -> int:
+        return 5 * (iteration - 1) // self._last
 
     def leave(self, iteration: int, agent: nn.Module) -> None:
         """Take note of an agent that starts afresh: what comes after it may be worse."""
@@ -123,18 +139,30 @@ class Candidates:
                 key = excess <= 0, mean_return if excess <= 0 else -excess
                 if key >= best_key:  # the later one, if they are equal
                     best, best_key = (iteration, state), key
+        if not best_key[0]:
+            for iteration, state in sorted(self._within.items(), reverse=True):
+                agent.load_state_dict(state)
+                excess, _ = judge()
+                if excess is not None and excess <= 0:
+                    best = iteration, state
+                    break
         chosen, weights = best
         agent.load_state_dict(weights)
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""
-        return {"kept": dict(self._kept), "left": dict(self._left)}
+        return {
+            "kept": dict(self._kept),
+            "left": dict(self._left),
+            "within": dict(self._within),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called; those of a shorter run are no candidates."""
         self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
         self._left = dict(state["left"])
+        self._within = dict(state["within"])
 
 
 class DeadEnd:
@@ -302,7 +330,7 @@ def choose_policy(
         measured, allowed = rule.measure(Answers(), learned, cost_model.learned_limit)
         return None if measured is None else measured - allowed, float(np.mean(returns))
 
-    with run.phase("choose among the policies of the last fifth", stage="choose"):
+    with run.phase("choose among the policies of the training", stage="choose"):
         chosen = candidates.choose(agent, judge)
         run.say(f"   that of iteration {chosen} of {args.num_iterations}")
     return {"chosen_iteration": chosen}

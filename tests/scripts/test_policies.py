@@ -90,6 +90,33 @@ def test_the_best_of_those_that_are_safe_is_taken_else_the_nearest_to_it(by_iter
     assert int(agent.action) == best
 
 
+@pytest.mark.parametrize(
+    ("excess", "best", "played"),  # by iteration, 1 elsewhere
+    [
+        ({100: 0}, 100, []),  # one of the last fifth is safe
+        ({58: 0, 37: -1}, 58, [70, 58]),  # the newest that is safe
+        ({12: -1}, 12, [70, 58, 37, 12]),
+        ({92: 0.5, 12: 0.1}, 92, [70, 58, 37, 12]),  # none is safe
+        ({70: None}, 100, [70, 58, 37, 12]),  # nothing can tell
+    ],
+)
+def test_where_none_of_the_last_fifth_is_safe_one_of_before_is_taken(excess, best, played):
+    """Of each earlier fifth the last one that was within the limit is known, also after a stop."""
+    agent, before = Constant(), Candidates(100)
+    for iteration in range(1, 101):
+        nn.init.constant_(agent.action, iteration)
+        before.update(iteration, agent, is_within=iteration in (5, 12, 37, 41, 58, 61, 70, 81, 90))
+    candidates, judged = Candidates(100), []
+    candidates.load_state_dict(before.state_dict())
+
+    def judge():
+        judged.append(int(agent.action))
+        return excess.get(judged[-1], 1), 0.0
+
+    assert candidates.choose(agent, judge) == int(agent.action) == best
+    assert judged == [84, 88, 92, 96, 100, *played]
+
+
 def test_policies_that_are_old_in_a_run_that_was_extended_are_no_candidates():
     candidates, agent = trained(100)
     longer = Candidates(108)
