@@ -87,8 +87,11 @@ TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c80
 PPO-Lag is older: of each of its seeds the newest run counts.
 """
 
-MARKED_TODAY = "580c3fc", "b739406", "7caa6b1", "d41d6e9", "4e496e5"
+MARKED = "580c3fc", "b739406", "7caa6b1", "d41d6e9", "4e496e5"
 """Likewise, of the table of marks: all pairs are about the policy's own episodes."""
+
+SINCE_AFRESH = "eecc28c", "2d4c962"
+"""Those among them by which fresh starts go by labels, and policies of before are candidates."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -408,12 +411,14 @@ def marks() -> dict[str, list[list[str]]]:
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate"
     for row in read("marks.csv"):
-        if row["commit"] in MARKED_TODAY:
-            found.setdefault(tuple(row[name] for name in names), []).append(row)
+        if row["commit"] in (*MARKED, *SINCE_AFRESH):
+            is_new = row["commit"] in SINCE_AFRESH
+            found.setdefault((*(row[name] for name in names), is_new), []).append(row)
     head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
     made = [[*head, "stochastic policy: return", "true cost", *last]]
-    for (env_id, limit, size, asked, errors, rate), rows in sorted(found.items()):
+    for (env_id, limit, size, asked, errors, rate, is_new), rows in sorted(found.items()):
+        person = PERSON[errors] + ("" if is_new else f", before {SINCE_AFRESH[0]}")
         pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
         judged = [
             (int(row["certificate_unsafe"]), int(row["certificate_episodes"]))
@@ -429,7 +434,7 @@ def marks() -> dict[str, list[list[str]]]:
         made.append(
             [
                 *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
-                *(PERSON[errors], rate, f"{len(rows)}"),
+                *(person, rate, f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
                 f"{certified} of {len(judged)}" if judged else "",
             ]
