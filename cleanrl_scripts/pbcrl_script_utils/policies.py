@@ -162,7 +162,7 @@ class Candidates:
         """Go on where `state_dict` was called; those of a shorter run are no candidates."""
         self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
         self._left = dict(state["left"])
-        self._within = dict(state["within"])
+        self._within = dict(state.get("within", {}))  # older checkpoints have none
 
 
 class DeadEnd:
@@ -294,7 +294,7 @@ class DeadEnd:
         """Go on where `state_dict` was called."""
         self._state = {name: state[name] for name in self._state}
         self._first_unsafe = state["first_unsafe"]
-        self._rounds = [(int(at), float(share)) for at, share in state["rounds"]]
+        self._rounds = [(int(at), float(share)) for at, share in state.get("rounds", ())]
 
 
 def choose_policy(

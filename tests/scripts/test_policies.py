@@ -329,6 +329,16 @@ def test_a_policy_starts_afresh_once_of_each_kind():
     assert walked([1.0] * 9)[3].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
+def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
+    candidates, dead_end = Candidates(100), walked([1.0] * 5)[3]
+    candidates.load_state_dict({"kept": {}, "left": {}})
+    assert candidates.state_dict() == {"kept": {}, "left": {}, "within": {}}
+    state = dead_end.state_dict()
+    assert len(state.pop("rounds")) == 5
+    dead_end.load_state_dict(state)
+    assert dead_end.state_dict() == {**state, "rounds": []}
+
+
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
     scripts, tmp_path, toy_dataset, save_every, monkeypatch, capsys
 ):
