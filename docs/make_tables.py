@@ -412,13 +412,12 @@ def marks() -> dict[str, list[list[str]]]:
     names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate"
     for row in read("marks.csv"):
         if row["commit"] in (*MARKED, *SINCE_AFRESH):
-            is_new = row["commit"] in SINCE_AFRESH
-            found.setdefault((*(row[name] for name in names), is_new), []).append(row)
+            age = "" if row["commit"] in SINCE_AFRESH else f", before {SINCE_AFRESH[0]}"
+            found.setdefault((*(row[name] for name in names), age), []).append(row)
     head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
     made = [[*head, "stochastic policy: return", "true cost", *last]]
-    for (env_id, limit, size, asked, errors, rate, is_new), rows in sorted(found.items()):
-        person = PERSON[errors] + ("" if is_new else f", before {SINCE_AFRESH[0]}")
+    for (env_id, limit, size, asked, errors, rate, age), rows in sorted(found.items()):
         pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
         judged = [
             (int(row["certificate_unsafe"]), int(row["certificate_episodes"]))
@@ -434,7 +433,7 @@ def marks() -> dict[str, list[list[str]]]:
         made.append(
             [
                 *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
-                *(person, rate, f"{len(rows)}"),
+                *(PERSON[errors] + age, rate, f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
                 f"{certified} of {len(judged)}" if judged else "",
             ]

@@ -208,7 +208,8 @@ class DeadEnd:
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
         # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
         self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
-        self._rounds = list[tuple[int, float]]()  # since λ is high: iteration, share unsafe
+        # Of the newest tenth of the training, while λ is high: iteration, share of unsafe labels.
+        self._rounds = list[tuple[int, float]]()
         self._first_unsafe: float | None = None  # share of the first episodes that have a label
 
     def update(
@@ -236,13 +237,14 @@ class DeadEnd:
         if not self._applies or measured is None:
             return
         is_dear = price >= self._dear * (1 - 1e-6)  # rounding
-        self._rounds = self._rounds if is_dear else []
-        if is_dear and labelled is not None:
+        if labelled is not None:
             self._rounds.append((iteration, labelled))
+        oldest = iteration - self._long
+        self._rounds = [one for one in self._rounds if is_dear and one[0] > oldest]
         if num_new == 0:
             return
         returns = ended[:, 0]
-        shares = [share for at, share in self._rounds if at > iteration - self._long]
+        shares = [share for _, share in self._rounds]
         self._count(
             iteration,
             "unsafe",
