@@ -62,6 +62,9 @@ class TreeTrainer(Trainer):
     profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a
     twentieth of all steps cost less than 0.
 
+    To labels of trajectories, the output of a step that is marked as not unsafe is a constant, of
+    gradient 0: they would blame it for what the marked ones did.
+
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
     many pairs (`PreferenceBuffer.has_many`).
@@ -149,7 +152,7 @@ class TreeTrainer(Trainer):
             valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
             patience: Trees without a new best before growing stops.
             clips: More to learn from, in `update` too: they become `self.clips`.
-            marks: More to learn from, in `update` too: they become `self.marks`.
+            marks: More to learn from, see `fit`.
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
@@ -180,7 +183,8 @@ class TreeTrainer(Trainer):
             buffer: Labelled pairs; a pair may have no preference, or one member no safety label.
                 What is marked in them is learned from, too.
             clips: More to learn from, in `update` too: they become `self.clips`.
-            marks: More to learn from, in `update` too: they become `self.marks`.
+            marks: More to learn from, in `update` too: they become `self.marks`. Those of an
+                episode of the buffer are about the same object.
 
         Raises:
             LabelError: If the buffer has no labels, or not enough (`can_learn`), or no input ever
@@ -323,11 +327,10 @@ class TreeTrainer(Trainer):
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
-        marks = _thinned([*self.marks, *buffer.marks], self._max_rows, rng=self._rng)
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in self.clips)],
-            marks,
+            [*self.marks, *buffer.marks],
             max_rows=self._max_rows,
             rng=self._rng,
         )
@@ -351,7 +354,7 @@ class TreeTrainer(Trainer):
             if not _has_both_kinds(part) and _has_both_kinds(batch):
                 part = batch  # a resample without one kind would have no limit
             options["seed"] = int(self._rng.integers(2**31))
-            loss = _Loss(self, rows, part, self.clips, marks)
+            loss = _Loss(self, rows, part, self.clips)
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
             report = on_evaluation if len(members) == 1 else None
@@ -458,8 +461,8 @@ class Rows:
     Args:
         model: Whose inputs they are.
         trajectories: U of them, whose costs count.
-        marks: Further ones, of which single steps count; their rows come last.
-        max_rows: How many steps of trajectories to take at most.
+        marks: Further ones, or some of the same, of which single steps count. Their rows come last.
+        max_rows: How many steps of trajectories to take at most, and as many marked ones.
         rng: Which, if there are more.
     """
 
@@ -472,6 +475,11 @@ class Rows:
         max_rows: int,
         rng: np.random.Generator,
     ) -> None:
+        marked = dict[Trajectory, NDArray[Any]]()
+        for one, unsafe in marks:  # by several people: unsafe if one of them says so
+            marked[one] = np.fmax(marked.get(one, math.nan), unsafe)
+        self.marks = _thinned(marks, max_rows, rng=rng)
+        """The marked steps that are taken, M in all."""
         total = sum(map(len, trajectories))
         every = -(-total // max_rows)
         chosen, weights = [], []
@@ -485,17 +493,21 @@ class Rows:
         self.weight = model.output_scale * np.concatenate(weights)
         """dC/df of each of these rows, float64 (N,)."""
         arrays = [(t, rows) for t, rows in zip(trajectories, chosen, strict=True)]
-        arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in marks]
+        blamed = [marked[t][rows] != 0 if t in marked else rows >= 0 for t, rows in arrays]
+        self.blamed = np.concatenate(blamed)
+        """Whether labels of whole trajectories move its output, bool (N,): marks alone do where a
+        step is marked as not unsafe. Else whatever else unsafe episodes do would be learned."""
+        arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in self.marks]
         ends = np.cumsum([0, *(len(rows) for _, rows in arrays)])
         by_input = np.empty((len(model.read_names), ends[-1]), np.float32)
         for (trajectory, rows), start, end in zip(arrays, ends[:-1], ends[1:], strict=True):
             by_input[:, start:end] = _columns(model, trajectory, rows).T
         self.columns = by_input.T  # in this order a tree reads few of them, each in one go
-        """What trees compare, float32 (N + those of marks, num_inputs)."""
+        """What trees compare, float32 (N + M, num_inputs)."""
 
     @property
     def num_steps(self) -> int:
-        """N, without those of marks."""
+        """N, without marked ones."""
         return int(self.starts[-1])
 
     def costs(self, outputs: Outputs) -> Outputs:
@@ -578,12 +590,11 @@ class _Loss:
         rows: Rows,
         batch: PairBatch,
         clips: Sequence[Clip],
-        marks: Sequence[Marks],
     ) -> None:
         self._trainer, self._rows, self._batch = trainer, rows, batch
         self._num_pair_costs = len(batch.trajectories)
         self._clip_safe = np.array([clip.safe for clip in clips], np.float64)
-        unsafe = [np.asarray(mark.unsafe, np.float64) for mark in marks]
+        unsafe = [np.asarray(mark.unsafe, np.float64) for mark in rows.marks]
         self._unmarked = 1 - np.concatenate([np.empty(0), *unsafe])
         members = batch.pairs.numpy()
         self._safety = (
@@ -598,7 +609,7 @@ class _Loss:
         )
         self._gather_preferences(members, batch.preference.numpy().astype(np.float64))
         # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
-        self.scale = float(max(1, len(batch) + len(clips) + len(marks)))
+        self.scale = float(max(1, len(batch) + len(clips) + len(rows.marks)))
         # Σ_u of the weights of each trajectory: how much its cost moves if all its rows do.
         self._total = np.add.reduceat(rows.weight, rows.starts[:-1])
         self.has_limit = trainer.model.horizon is not None
@@ -656,7 +667,7 @@ class _Loss:
         )
         step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
         weight, spread = self._rows.weight, self._rows.spread
-        grad = weight * spread(cost_grad)
+        grad = weight * spread(cost_grad) * self._rows.blamed
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
         return (
             self.scale * np.concatenate([grad, step_grad]),
@@ -665,15 +676,18 @@ class _Loss:
 
     def best_step(self, outputs: Outputs, direction: Outputs) -> float:
         """The step along a direction, >= 0, at which the loss is lowest."""
-        costs, move = (torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction))
-        start = self._rows.num_steps
+        start, blamed = self._rows.num_steps, direction.copy()
+        blamed[:start] *= self._rows.blamed
+        costs, move, by_labels = (
+            torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction, blamed)
+        )
         steps, step_move = (torch.from_numpy(x[start:].copy()) for x in (outputs, direction))
 
         def slope(size: float) -> float:
             moved = costs + size * move, steps + size * step_move
             self.centre(*moved)
             grads = self._grads(*moved)
-            return float(grads[0] @ move + grads[1] @ step_move)
+            return float(grads[0] @ by_labels + grads[1] @ step_move)
 
         free = move - move.mean() if self.has_limit else move  # what b does not take back
         longest = max(map(float, [x.abs().max() for x in (free, step_move) if len(x)]))
@@ -907,7 +921,7 @@ def _check_clips(clips: Sequence[Clip]) -> None:
             )
 
 
-def _thinned(marks: list[Marks], most: int, *, rng: np.random.Generator) -> list[Marks]:
+def _thinned(marks: Sequence[Marks], most: int, *, rng: np.random.Generator) -> Sequence[Marks]:
     """Keep every k-th step of each, so that some `most` are left, and one of each at least."""
     every = -(-sum(len(mark.trajectory) for mark in marks) // most)
     if every <= 1:

@@ -119,10 +119,13 @@ SETTINGS = {"dead_zone": 0.7, "snr_weight": 0.05, "max_std": 5.0}
 class Problem:
     """Episodes of 1 to 12 steps, most of them in several pairs, some labels missing, and outputs.
 
-    Clips, with one that has no label, and marked steps, some of them unknown, if there are any.
+    Clips, with one that has no label, and marked steps, some of them unknown, if there are any; the
+    first few episodes of the pairs may be marked, too.
     """
 
-    def __init__(self, *, seed=0, discount=1.0, scale=0.4, num_clips=0, num_marks=0, **options):
+    def __init__(
+        self, *, seed=0, discount=1.0, scale=0.4, num_clips=0, num_marks=0, marked=0, **options
+    ):
         random = rng(seed)
         self.settings = {**SETTINGS, **options}
         self.discount, self.scale = discount, scale
@@ -145,18 +148,28 @@ class Problem:
         self.batch = buffer.batch(np.arange(25))
         safe = [NAN, 0.0, 1.0, 0.3]
         self.clips = [Clip(episode(3), safe[i % 4]) for i in range(num_clips)]
-        marked = [episode() for _ in range(num_marks)]
-        self.marks = [Marks(one, random.choice([0, 1, NAN], size=len(one))) for one in marked]
+        known = [*(episode() for _ in range(num_marks)), *self.batch.trajectories[:marked]]
+        self.marks = [Marks(one, random.choice([0, 1, NAN], size=len(one))) for one in known]
         model = TreeCost(*boxes(3, 1), discount=discount, output_scale=scale)
         self.trainer = TreeTrainer(model, rng=rng(), **self.settings)
         whole = [*self.batch.trajectories, *(clip.trajectory for clip in self.clips)]
         self.rows = Rows(model, whole, self.marks, max_rows=10**6, rng=rng())
-        self.loss = _Loss(self.trainer, self.rows, self.batch, self.clips, self.marks)
+        self.loss = _Loss(self.trainer, self.rows, self.batch, self.clips)
         self.outputs = random.normal(size=len(self.rows.columns))
         self.random = random
+        # By hand: of each step in turn whether it is marked as not unsafe.
+        marks = {id(mark.trajectory): mark.unsafe for mark in self.marks}
+        exempt = [marks.get(id(one), np.full(len(one), NAN)) == 0 for one in whole]
+        self.exempt = torch.from_numpy(np.concatenate([np.empty(0, bool), *exempt]))
 
     def total(self, outputs, shifts):
-        """The loss by the outputs of all rows, from scratch: no code of the trainer's."""
+        """The loss by the outputs of all rows, from scratch: no code of the trainer's.
+
+        What is marked as not unsafe is a constant to labels of trajectories.
+        """
+        num = len(self.exempt)
+        of_labels = torch.where(self.exempt, outputs[:num].detach(), outputs[:num])
+        outputs = torch.cat([of_labels, outputs[num:]])
         costs, start = [], 0
         for one in [*self.batch.trajectories, *(clip.trajectory for clip in self.clips)]:
             weight = self.discount ** torch.arange(len(one), dtype=torch.float64)
@@ -185,6 +198,7 @@ KINDS = {
     "with clips": {"num_clips": 9, "discount": 0.9},
     "with marks": {"num_marks": 4},
     "with both": {"num_clips": 9, "num_marks": 4},
+    "marked themselves": {"num_marks": 2, "marked": 6, "num_clips": 3, "discount": 0.9},
 }
 
 
@@ -200,7 +214,11 @@ def test_the_gradient_of_every_row_is_that_of_autograd_over_its_output(kind):
         assert np.abs(found).max() / scale > 1e-3
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if "without" not in k])
+CONVEX = [k for k in KINDS if "without" not in k]
+NOT_MARKED = [k for k in CONVEX if k != "marked themselves"]  # which has no loss of its own
+
+
+@pytest.mark.parametrize("kind", NOT_MARKED)
 def test_the_loss_lies_below_the_parabola_of_its_gradient_and_its_curvature_bound(kind):
     """L(f + Δ) <= L(f) + g Δ + ½ Σ h Δ², for small and for large Δ, along rows and along sums."""
     for seed in range(3):
@@ -229,7 +247,7 @@ def test_the_bound_is_tight_where_a_single_safe_episode_costs_0():
     bound = curvature_bound(np.zeros(2), batch, dead_zone=0.0)
     assert bound.tolist() == pytest.approx([1 / 4, 0])
     rows = Rows(model, batch.trajectories, (), max_rows=9, rng=rng())
-    grad, hess = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ()).gradient(np.zeros(2))
+    grad, hess = _Loss(TreeTrainer(model, rng=rng()), rows, batch, ()).gradient(np.zeros(2))
     assert grad.tolist() == pytest.approx([0.5 / 2, 0])
     assert hess.tolist() == pytest.approx([0.25 / 4, 0])
 
@@ -252,7 +270,7 @@ def test_the_curvature_bounds_the_logistic_loss_everywhere(x, y):
     assert np.logaddexp(0, -x) == pytest.approx(mirrored, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if "without" not in k])
+@pytest.mark.parametrize("kind", NOT_MARKED)
 def test_the_line_search_finds_the_minimum_along_a_direction(kind):
     """Against a grid; nothing is gained uphill, and no cost moves by more than 10."""
     for seed in range(3):
@@ -278,7 +296,7 @@ def test_a_loss_that_falls_without_end_is_followed_ten_units_of_cost_far():
     buffer.add_labels([(0, 1)], [Label(1, 1, 0)])
     batch, model = buffer.batch(np.array([0])), TreeCost(*boxes(1, 1), output_scale=0.5)
     rows = Rows(model, batch.trajectories, (), max_rows=9, rng=rng())
-    loss = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ())
+    loss = _Loss(TreeTrainer(model, rng=rng()), rows, batch, ())
     assert loss.best_step(np.zeros(2), np.array([-1.0, 1.0])) == 20  # half of it in cost
 
 
@@ -547,6 +565,41 @@ def test_clips_and_marked_steps_tell_more_of_steps_than_pairs_alone():
     assert found["both"] > found["clips"]
 
 
+def styled_episodes(num, *, seed):
+    """What costs is a peak, in unsafe episodes alone; all steps of these have a style, too."""
+    random, episodes = rng(seed), []
+    for i in range(num):
+        obs = random.uniform(0, 0.8, size=(40, 3)).astype(np.float32)
+        obs[:, 1] += 0.5 * (i % 2)
+        costs = (random.random(40) < 0.2) * (i % 2)
+        obs[costs == 1, 0] = 1
+        episodes.append(Trajectory(obs, np.zeros((40, 1)), costs))
+    return episodes
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_the_style_of_unsafe_episodes_costs_nothing_once_their_unsafe_steps_are_marked(is_marked):
+    """Judged where the two come apart: peaks without the style, and the style without peaks."""
+    buffer = PreferenceBuffer(styled_episodes(40, seed=1))
+    pairs = draw_pairs(40, 60, rng=rng(2))
+    buffer.add_labels(pairs, SyntheticOracle(0, marks=is_marked).label(buffer.queries(pairs)))
+    trainer = fresh_trainer(inputs=4, steps=40, rounds=60)
+    trainer.fit(buffer)
+    obs = np.full((3, 3), 0.4, np.float32)
+    obs[1, 0], obs[2, 1] = 1, 0.9  # nothing, a peak, the style
+    none, peak, style = trainer.model.step_cost(obs, np.zeros((3, 1), np.float32))
+    assert peak > none
+    assert (style - none < 0.1 * (peak - none)) == is_marked
+
+
+def test_one_who_marks_a_step_is_believed_before_one_who_does_not():
+    """Then labels move it, too; and where nobody says anything."""
+    (one,) = peaky_episodes(1, seed=1, steps=4)
+    marks = [Marks(one, np.array(unsafe)) for unsafe in ([0, 0, 1, NAN], [0, 1, NAN, NAN])]
+    rows = Rows(TreeCost(*boxes(5, 1)), [one], marks, max_rows=99, rng=rng())
+    assert rows.blamed.tolist() == [False, True, True, True]
+
+
 def test_clips_and_marks_help_in_pretraining_too():
     sizes = {"inputs": 20, "peaks": 8}
     train, valid = labelled(24, seed=1, **sizes), labelled(20, seed=5, **sizes)
@@ -589,7 +642,7 @@ def test_more_trees_than_a_file_may_hold_are_not_grown():
 def test_clips_and_marks_without_an_answer_have_no_gradient():
     without, blank = Problem(), Problem(num_clips=1, num_marks=1)  # the first clip has none
     blank.marks[0].unsafe[:] = NAN
-    loss = _Loss(blank.trainer, blank.rows, blank.batch, blank.clips, blank.marks)
+    loss = _Loss(blank.trainer, blank.rows, blank.batch, blank.clips)
     start = len(without.rows.columns)
     outputs = np.r_[without.outputs, np.ones(len(blank.rows.columns) - start)]
     for ours, theirs in zip(
@@ -1398,7 +1451,7 @@ def test_without_a_horizon_the_limit_is_0():
 
 def test_marks_in_the_buffer_are_learned_from_as_those_that_are_given():
     one, other = labelled(24, seed=1), labelled(24, seed=1)
-    marks = [Marks(t, (t.costs > 0).astype(float)) for t in one.trajectories]
+    marks = [Marks(t, (t.costs > 0).astype(float)) for t in other.trajectories]
     models = []
     pairs, labels = one.labelled_pairs, one.labels
     marked = PreferenceBuffer(one.trajectories)
