@@ -62,8 +62,9 @@ class TreeTrainer(Trainer):
     profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a
     twentieth of all steps cost less than 0.
 
-    To labels of trajectories, the output of a step that is marked as not unsafe is a constant, of
-    gradient 0: they would blame it for what the marked ones did.
+    Labels of trajectories raise the output of no step that is marked as not unsafe, if others of
+    the trajectory are as unsafe: they would blame it for these. There the negative part of their
+    gradient is 0.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -478,6 +479,7 @@ class Rows:
         marked = dict[Trajectory, NDArray[Any]]()
         for one, unsafe in marks:  # by several people: unsafe if one of them says so
             marked[one] = np.fmax(marked.get(one, math.nan), unsafe)
+        marked = {one: unsafe for one, unsafe in marked.items() if (unsafe == 1).any()}
         self.marks = _thinned(marks, max_rows, rng=rng)
         """The marked steps that are taken, M in all."""
         total = sum(map(len, trajectories))
@@ -495,8 +497,8 @@ class Rows:
         arrays = [(t, rows) for t, rows in zip(trajectories, chosen, strict=True)]
         blamed = [marked[t][rows] != 0 if t in marked else rows >= 0 for t, rows in arrays]
         self.blamed = np.concatenate(blamed)
-        """Whether labels of whole trajectories move its output, bool (N,): marks alone do where a
-        step is marked as not unsafe. Else whatever else unsafe episodes do would be learned."""
+        """Whether labels of whole trajectories may raise its output, bool (N,): not if it is marked
+        as not unsafe, and others as unsafe. Else all that unsafe episodes do would be learned."""
         arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in self.marks]
         ends = np.cumsum([0, *(len(rows) for _, rows in arrays)])
         by_input = np.empty((len(model.read_names), ends[-1]), np.float32)
@@ -667,7 +669,8 @@ class _Loss:
         )
         step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
         weight, spread = self._rows.weight, self._rows.spread
-        grad = weight * spread(cost_grad) * self._rows.blamed
+        grad = weight * spread(cost_grad)
+        grad[~self._rows.blamed & (grad < 0)] = 0
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
         return (
             self.scale * np.concatenate([grad, step_grad]),
@@ -678,7 +681,7 @@ class _Loss:
         """The step along a direction, >= 0, at which the loss is lowest."""
         start, blamed = self._rows.num_steps, direction.copy()
         blamed[:start] *= self._rows.blamed
-        costs, move, by_labels = (
+        costs, move, blamed_move = (
             torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction, blamed)
         )
         steps, step_move = (torch.from_numpy(x[start:].copy()) for x in (outputs, direction))
@@ -686,8 +689,9 @@ class _Loss:
         def slope(size: float) -> float:
             moved = costs + size * move, steps + size * step_move
             self.centre(*moved)
-            grads = self._grads(*moved)
-            return float(grads[0] @ by_labels + grads[1] @ step_move)
+            grad, step_grad = self._grads(*moved)
+            by_labels = grad.clamp(min=0) @ move + grad.clamp(max=0) @ blamed_move
+            return float(by_labels + step_grad @ step_move)
 
         free = move - move.mean() if self.has_limit else move  # what b does not take back
         longest = max(map(float, [x.abs().max() for x in (free, step_move) if len(x)]))
