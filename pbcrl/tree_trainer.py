@@ -3,6 +3,7 @@
 Boosting in the space of trajectory costs: each tree is grown along the gradient of the loss by the
 outputs of single steps, where a step has that of its trajectory; how far it is gone is found by a
 line search on the loss itself. LightGBM chooses the splits, and knows nothing of preferences.
+Where most episodes have their unsafe steps marked, trees are fitted to the marks instead.
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ class TreeTrainer(Trainer):
     profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a
     twentieth of all steps cost less than 0.
 
-    Labels of trajectories raise the output of no step that is marked as not unsafe, if others of
-    the trajectory are as unsafe: they would blame it for these. There the negative part of their
-    gradient is 0.
+    With a horizon, if at least half of the labelled trajectories are marked, and at most half of
+    their steps as unsafe, marks alone tell which steps cost: trees are fitted to them by least
+    squares, so that f_t is about the chance that a step is marked. Preferences and safety labels
+    would spread costs over all that unsafe trajectories do. b is then where as large a share of the
+    safe labels as of the unsafe ones is right, or more in the mean of both, which does not move if
+    some are wrong by chance. Clips are not marks: where there are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -80,7 +84,8 @@ class TreeTrainer(Trainer):
         rounds: Most trees.
         learning_rate: Share of the best step that each tree goes. None is 0.1 by up to 1,000
             labelled trajectories, and rises as the root of their number, to 0.3 by 9,000: of few
-            labels small steps make more, of many they end before what is rare is learned.
+            labels small steps make more, of many they end before what is rare is learned. Marks are
+            fitted with 0.1 by default.
         max_rows: Steps that are learned from at most, and as many that are marked. Of more, every
             k-th of each trajectory is taken, from a random one on, and counts k times.
         threads: Of LightGBM.
@@ -153,7 +158,7 @@ class TreeTrainer(Trainer):
             valid: Pairs that decide when to stop, by `Evaluation.selection_loss`.
             patience: Trees without a new best before growing stops.
             clips: More to learn from, in `update` too: they become `self.clips`.
-            marks: More to learn from, see `fit`.
+            marks: More to learn from, in `update` too: they become `self.marks`.
             on_evaluation: Called with the number of trees and an evaluation, every ten.
 
         Raises:
@@ -184,8 +189,7 @@ class TreeTrainer(Trainer):
             buffer: Labelled pairs; a pair may have no preference, or one member no safety label.
                 What is marked in them is learned from, too.
             clips: More to learn from, in `update` too: they become `self.clips`.
-            marks: More to learn from, in `update` too: they become `self.marks`. Those of an
-                episode of the buffer are about the same object.
+            marks: More to learn from, in `update` too: they become `self.marks`.
 
         Raises:
             LabelError: If the buffer has no labels, or not enough (`can_learn`), or no input ever
@@ -328,10 +332,13 @@ class TreeTrainer(Trainer):
             batch = _without_safety(batch)
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
+        marks = _thinned([*self.marks, *buffer.marks], self._max_rows, rng=self._rng)
+        if self._marks_suffice(buffer, batch):
+            return self._grow_by_marks(buffer, batch, marks, valid, on_evaluation)
         rows = Rows(
             self.model,
             [*batch.trajectories, *(clip.trajectory for clip in self.clips)],
-            [*self.marks, *buffer.marks],
+            marks,
             max_rows=self._max_rows,
             rng=self._rng,
         )
@@ -355,7 +362,7 @@ class TreeTrainer(Trainer):
             if not _has_both_kinds(part) and _has_both_kinds(batch):
                 part = batch  # a resample without one kind would have no limit
             options["seed"] = int(self._rng.integers(2**31))
-            loss = _Loss(self, rows, part, self.clips)
+            loss = _Loss(self, rows, part, self.clips, marks)
             booster = _Boosting(self._lightgbm.Booster(options, dataset), rows, loss)
             members.append(booster)
             report = on_evaluation if len(members) == 1 else None
@@ -374,6 +381,64 @@ class TreeTrainer(Trainer):
             )
         self._warn_of_runaway(float(members[0].costs.std(unbiased=False)))
         return members[0].loss, histories[0]
+
+    def _marks_suffice(self, buffer: PreferenceBuffer, batch: PairBatch) -> bool:
+        unsafe = [(one, np.asarray(of, float)) for one, of in [*self.marks, *buffer.marks]]
+        known = {one for one, of in unsafe if not np.isnan(of).all()}
+        num_marked = sum(one in known for one in batch.trajectories)
+        if self.model.horizon is None or self.clips or 2 * num_marked < len(batch.trajectories):
+            return False
+        share = np.nanmean(np.concatenate([of for _, of in unsafe])) if known else 0.0
+        return bool(0 < share <= 0.5)
+
+    def _grow_by_marks(
+        self,
+        buffer: PreferenceBuffer,
+        batch: PairBatch,
+        marks: Sequence[Marks],
+        valid: PreferenceBuffer | None,
+        on_evaluation: Callable[[int, Evaluation], None] | None,
+    ) -> tuple[float, list[Evaluation]]:
+        """As `_grow`. Early stopping is not needed: as many trees as there may be do no harm."""
+        unsafe = [np.asarray(of, np.float64) for _, of in marks]
+        steps = [np.flatnonzero(~np.isnan(of)) for of in unsafe]
+        columns = np.concatenate(
+            [_columns(self.model, one, rows) for (one, _), rows in zip(marks, steps, strict=True)]
+        )
+        target = np.concatenate([of[rows] for of, rows in zip(unsafe, steps, strict=True)])
+        lengths = np.array([len(rows) for rows in steps])
+        options = {
+            **self._options(columns),
+            "objective": "regression",
+            "boost_from_average": True,
+            "learning_rate": self._learning_rate or 0.1,
+            "min_data_in_leaf": min(10, max(1, len(target) // 200)),
+        }
+        members = []
+        for _ in range(self.model.num_members):
+            options["seed"] = int(self._rng.integers(2**31))
+            weight = np.ones(len(target))
+            if self.model.num_members > 1:
+                weight = np.repeat(self._rng.poisson(1.0, len(marks)), lengths).astype(np.float64)
+                if not 0 < target @ weight < weight.sum():
+                    weight[:] = 1
+            data = self._lightgbm.Dataset(columns, target, weight=weight, params=options)
+            booster = self._lightgbm.train(options, data, self._rounds)
+            found = booster.dump_model()["tree_info"]
+            members.append([_Tree.read({"tree_info": [tree]}) for tree in found])
+        self.model.set_trees(_stacked(members))
+        costs = self.model.member_scores(batch.trajectories)
+        limits = torch.tensor([balanced_limit(cost, batch) for cost in costs])
+        self.model.set_trees(self.model.trees, limits.to(torch.float32))
+        self.steps += self.model.num_trees
+        self._num_fitted = len(buffer)
+        loss = float(self._loss(torch.from_numpy(costs[0]) - limits[0], batch))
+        if valid is None:
+            return loss, []
+        found = self.evaluate(valid)
+        if on_evaluation is not None:
+            on_evaluation(self.model.num_trees, found)
+        return loss, [found]
 
     def _weighted(self, buffer: PreferenceBuffer) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
@@ -430,30 +495,37 @@ class TreeTrainer(Trainer):
         # Labels are of trajectories: what one in twenty shows once, such as a collision, is found.
         smallest = min(max(20, (len(rows.starts) - 1) // 20), 200)
         options: dict[str, Any] = {
+            **self._options(rows.columns),
             "objective": "none",
-            "num_leaves": NUM_LEAVES,
             "learning_rate": 1.0,
             # Of many inputs each tree sees some: else all follow the few that tell unsafe episodes.
             "feature_fraction": min(1.0, max(0.25, least_inputs / width)),
             "min_data_in_leaf": max(1, min(size // 200, smallest)),
+            "boost_from_average": False,
+        }
+        dataset = self._lightgbm.Dataset(rows.columns, params=options, free_raw_data=False)
+        return dataset.construct(), options
+
+    def _options(self, columns: NDArray[np.float32]) -> dict[str, Any]:
+        """Of LightGBM, whatever trees are grown by; and see to it that something changes."""
+        if (columns == columns[0]).all():
+            size, width = columns.shape
+            raise LabelError(
+                f"a cost depends on something that changes, but all {width} inputs are the same in "
+                f"all {size} steps; check what the env returns as observations"
+            )
+        return {
+            "num_leaves": NUM_LEAVES,
             # It counts steps by their curvature: with 0 it tries sides without any, and raises.
             "min_sum_hessian_in_leaf": 1e-9,
             "lambda_l2": 0.1,
             "feature_pre_filter": False,
             "use_missing": False,
-            "boost_from_average": False,
             "deterministic": True,
             "force_col_wise": True,
             "num_threads": self._threads,
             "verbose": -1,
         }
-        if (rows.columns == rows.columns[0]).all():
-            raise LabelError(
-                f"a cost depends on something that changes, but all {width} inputs are the same in "
-                f"all {size} steps; check what the env returns as observations"
-            )
-        dataset = self._lightgbm.Dataset(rows.columns, params=options, free_raw_data=False)
-        return dataset.construct(), options
 
 
 class Rows:
@@ -462,8 +534,8 @@ class Rows:
     Args:
         model: Whose inputs they are.
         trajectories: U of them, whose costs count.
-        marks: Further ones, or some of the same, of which single steps count. Their rows come last.
-        max_rows: How many steps of trajectories to take at most, and as many marked ones.
+        marks: Further ones, of which single steps count; their rows come last.
+        max_rows: How many steps of trajectories to take at most.
         rng: Which, if there are more.
     """
 
@@ -476,12 +548,6 @@ class Rows:
         max_rows: int,
         rng: np.random.Generator,
     ) -> None:
-        marked = dict[Trajectory, NDArray[Any]]()
-        for one, unsafe in marks:  # by several people: unsafe if one of them says so
-            marked[one] = np.fmax(marked.get(one, math.nan), unsafe)
-        marked = {one: unsafe for one, unsafe in marked.items() if (unsafe == 1).any()}
-        self.marks = _thinned(marks, max_rows, rng=rng)
-        """The marked steps that are taken, M in all."""
         total = sum(map(len, trajectories))
         every = -(-total // max_rows)
         chosen, weights = [], []
@@ -495,21 +561,17 @@ class Rows:
         self.weight = model.output_scale * np.concatenate(weights)
         """dC/df of each of these rows, float64 (N,)."""
         arrays = [(t, rows) for t, rows in zip(trajectories, chosen, strict=True)]
-        blamed = [marked[t][rows] != 0 if t in marked else rows >= 0 for t, rows in arrays]
-        self.blamed = np.concatenate(blamed)
-        """Whether labels of whole trajectories may raise its output, bool (N,): not if it is marked
-        as not unsafe, and others as unsafe. Else all that unsafe episodes do would be learned."""
-        arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in self.marks]
+        arrays += [(mark.trajectory, np.arange(len(mark.trajectory))) for mark in marks]
         ends = np.cumsum([0, *(len(rows) for _, rows in arrays)])
         by_input = np.empty((len(model.read_names), ends[-1]), np.float32)
         for (trajectory, rows), start, end in zip(arrays, ends[:-1], ends[1:], strict=True):
             by_input[:, start:end] = _columns(model, trajectory, rows).T
         self.columns = by_input.T  # in this order a tree reads few of them, each in one go
-        """What trees compare, float32 (N + M, num_inputs)."""
+        """What trees compare, float32 (N + those of marks, num_inputs)."""
 
     @property
     def num_steps(self) -> int:
-        """N, without marked ones."""
+        """N, without those of marks."""
         return int(self.starts[-1])
 
     def costs(self, outputs: Outputs) -> Outputs:
@@ -592,11 +654,12 @@ class _Loss:
         rows: Rows,
         batch: PairBatch,
         clips: Sequence[Clip],
+        marks: Sequence[Marks],
     ) -> None:
         self._trainer, self._rows, self._batch = trainer, rows, batch
         self._num_pair_costs = len(batch.trajectories)
         self._clip_safe = np.array([clip.safe for clip in clips], np.float64)
-        unsafe = [np.asarray(mark.unsafe, np.float64) for mark in rows.marks]
+        unsafe = [np.asarray(mark.unsafe, np.float64) for mark in marks]
         self._unmarked = 1 - np.concatenate([np.empty(0), *unsafe])
         members = batch.pairs.numpy()
         self._safety = (
@@ -611,7 +674,7 @@ class _Loss:
         )
         self._gather_preferences(members, batch.preference.numpy().astype(np.float64))
         # Losses are means; trees are grown by sums, whose size decides what a leaf is worth.
-        self.scale = float(max(1, len(batch) + len(clips) + len(rows.marks)))
+        self.scale = float(max(1, len(batch) + len(clips) + len(marks)))
         # Σ_u of the weights of each trajectory: how much its cost moves if all its rows do.
         self._total = np.add.reduceat(rows.weight, rows.starts[:-1])
         self.has_limit = trainer.model.horizon is not None
@@ -670,7 +733,6 @@ class _Loss:
         step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
         weight, spread = self._rows.weight, self._rows.spread
         grad = weight * spread(cost_grad)
-        grad[~self._rows.blamed & (grad < 0)] = 0
         hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
         return (
             self.scale * np.concatenate([grad, step_grad]),
@@ -679,19 +741,15 @@ class _Loss:
 
     def best_step(self, outputs: Outputs, direction: Outputs) -> float:
         """The step along a direction, >= 0, at which the loss is lowest."""
-        start, blamed = self._rows.num_steps, direction.copy()
-        blamed[:start] *= self._rows.blamed
-        costs, move, blamed_move = (
-            torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction, blamed)
-        )
+        costs, move = (torch.from_numpy(self._rows.costs(x)) for x in (outputs, direction))
+        start = self._rows.num_steps
         steps, step_move = (torch.from_numpy(x[start:].copy()) for x in (outputs, direction))
 
         def slope(size: float) -> float:
             moved = costs + size * move, steps + size * step_move
             self.centre(*moved)
-            grad, step_grad = self._grads(*moved)
-            by_labels = grad.clamp(min=0) @ move + grad.clamp(max=0) @ blamed_move
-            return float(by_labels + step_grad @ step_move)
+            grads = self._grads(*moved)
+            return float(grads[0] @ move + grads[1] @ step_move)
 
         free = move - move.mean() if self.has_limit else move  # what b does not take back
         longest = max(map(float, [x.abs().max() for x in (free, step_move) if len(x)]))
@@ -791,6 +849,32 @@ def _mean_curvature(cost: Outputs, safe: Outputs, dead_zone: float = 0.0) -> Out
     each = label * curvature(cost) + (1 - label) * curvature(cost - dead_zone)
     mean: Outputs = each * given / max(1, given.sum())
     return mean
+
+
+def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
+    """Return the limit by which most safety labels are right, in the mean of both kinds.
+
+    Labels that are wrong by chance, as often of either kind or not, lower that mean alike for all
+    limits, and so do not move it. It lies midway between two costs, of limits that are as good in
+    the middle one.
+
+    Args:
+        cost: C of each trajectory, (U,).
+        batch: Labelled pairs of them; a label between 0 and 1 counts for both kinds in part.
+
+    Returns:
+        b; the lowest cost if not both kinds of labels are there.
+    """
+    members, safe = batch.pairs.numpy().ravel(), batch.safe.numpy().astype(np.float64).ravel()
+    given = ~np.isnan(safe)
+    safe, (values, place) = safe[given], np.unique(cost[members[given]], return_inverse=True)
+    if len(values) < 2 or not 0 < safe.sum() < len(safe):
+        return float(cost.min())
+    are_safe, are_unsafe = np.bincount(place, safe), np.bincount(place, 1 - safe)
+    right = np.cumsum(are_safe / are_safe.sum() - are_unsafe / are_unsafe.sum())[:-1]
+    best = np.flatnonzero(right >= right.max() - 1e-12)
+    middle = best[len(best) // 2]
+    return float(values[middle : middle + 2].mean())
 
 
 class _Tree(NamedTuple):
@@ -925,7 +1009,7 @@ def _check_clips(clips: Sequence[Clip]) -> None:
             )
 
 
-def _thinned(marks: Sequence[Marks], most: int, *, rng: np.random.Generator) -> Sequence[Marks]:
+def _thinned(marks: list[Marks], most: int, *, rng: np.random.Generator) -> list[Marks]:
     """Keep every k-th step of each, so that some `most` are left, and one of each at least."""
     every = -(-sum(len(mark.trajectory) for mark in marks) // most)
     if every <= 1:

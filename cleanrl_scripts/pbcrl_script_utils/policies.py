@@ -174,9 +174,10 @@ class DeadEnd:
     a model falls to 0 wherever a wrong label raises the learned limit. *Worse than untrained* is
     one that earns less than in its first episodes: it fled a high price into a corner, and stays
     there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
-    earn less. Either, for a tenth of the training, gets its nets' first weights back, each once. It
-    has half of the training or more for a better way, under a cost that it did not have at first;
-    if it finds none, the policy of before is still a candidate. It applies to `--constraint rate`.
+    earn less. Either, for a tenth of the training, gets its nets' first weights back: the second
+    once, the first as often as it holds, in the first half of the training. A policy has the rest
+    for a better way, under a cost that is known better than before; if it finds none, that of
+    before is still a candidate. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -206,7 +207,7 @@ class DeadEnd:
         self._long = max(4, self._total / 10)  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
-        # Of either kind: iterations in a row, and the one after which it started afresh, or 0.
+        # Of either kind: iterations in a row, and the last after which it started afresh, or 0.
         self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
         # Of the newest tenth of the training, while λ is high: iteration, share of unsafe labels.
         self._rounds = list[tuple[int, float]]()
@@ -266,8 +267,9 @@ class DeadEnd:
     ) -> None:
         state = self._state
         state[kind] = state[kind] + 1 if holds else 0
-        is_due = certain and state[kind] >= self._long
-        if not is_due or state[f"after_{kind}"] or 2 * iteration > self._total:
+        is_spent = kind == "worse" and state["after_worse"] > 0
+        is_due = certain and state[kind] >= self._long and not is_spent
+        if not is_due or 2 * iteration > self._total:
             return
         self._leave(iteration, self._agent)
         with torch.no_grad():

@@ -246,7 +246,7 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
         ended = np.stack([returns, np.zeros(len(returns))], 1)
         measured = None if iteration <= calm else 0.0
         dead_end.update(iteration, measured, price, ended, 2, labelled=share)
-    assert left == [moved] * len(said)
+    assert left == [moved, *[0.0] * 9][: len(said)]
     assert moved != 0
     return agent, optimizer, said, dead_end
 
@@ -315,18 +315,23 @@ def test_where_labels_move_no_price_nothing_is_a_dead_end(options):
     assert not is_afresh(walked([1.0] * 50, earned=0.0, **options))
 
 
-def test_a_policy_starts_afresh_once_of_each_kind():
-    agent, _, said, dead_end = walked([1.0] * 10)
-    assert dead_end.summary() == {"afresh_unsafe": 10, "afresh_worse": None}
-    ended = np.ones((20, 2))
-    for iteration in range(11, 51):
-        nn.init.constant_(agent.action, 5.0)
-        ended = np.concatenate([ended, np.zeros((1, 2))])
-        dead_end.update(iteration, 1.0, 3.0, ended, 1, labelled=1.0)
-        assert agent.action == (0 if iteration == 20 else 5)
-    assert len(said) == 2
-    assert dead_end.summary() == {"afresh_unsafe": 10, "afresh_worse": 20}
+def test_a_policy_that_is_unsafe_starts_afresh_as_often_as_it_comes_to_a_dead_end():
+    """The start does not count for the next; in the second half of training there is none."""
+    _, _, said, dead_end = walked([1.0] * 100)
+    assert [int(line.split()[1].rstrip(":")) for line in said] == [10, 20, 30, 40, 50]
+    assert dead_end.summary() == {"afresh_unsafe": 50, "afresh_worse": None}
     assert walked([1.0] * 9)[3].summary() == {"afresh_unsafe": None, "afresh_worse": None}
+
+
+def test_a_policy_that_earns_less_starts_afresh_once():
+    agent, _, said, dead_end = walked([0.0] * 50, price=0.03, earned=0.9)
+    assert len(said) == 1
+    assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 10}
+    ended = np.ones((20, 2))
+    for iteration in range(51, 60):
+        nn.init.constant_(agent.action, 5.0)
+        dead_end.update(iteration, 1.0, 0.03, ended, 1, labelled=0.0)
+        assert agent.action == 5
 
 
 def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
