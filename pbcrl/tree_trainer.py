@@ -34,6 +34,7 @@ _NODES = NUM_LEAVES - 1
 _TRIES = 20
 _FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
 _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
+_FEWEST_MARKED = 20  # unsafe steps that tell which ones are
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -63,12 +64,12 @@ class TreeTrainer(Trainer):
     profile, min_b L); if no label says safe, it is the lowest C. Each tree is moved so that a
     twentieth of all steps cost less than 0.
 
-    With a horizon, if at least half of the labelled trajectories are marked, and at most half of
-    their steps as unsafe, marks alone tell which steps cost: trees are fitted to them by least
-    squares, so that f_t is about the chance that a step is marked. Preferences and safety labels
-    would spread costs over all that unsafe trajectories do. b is then where as large a share of the
-    safe labels as of the unsafe ones is right, or more in the mean of both, which does not move if
-    some are wrong by chance. Clips are not marks: where there are some, losses decide.
+    With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
+    and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
+    by least squares, so that f_t is about the chance that a step is marked. Preferences and safety
+    labels would spread costs over all that unsafe trajectories do. b is then where the most safety
+    labels are right, in the mean of both kinds (`balanced_limit`). Clips are not marks: where there
+    are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -386,10 +387,11 @@ class TreeTrainer(Trainer):
         unsafe = [(one, np.asarray(of, float)) for one, of in [*self.marks, *buffer.marks]]
         known = {one for one, of in unsafe if not np.isnan(of).all()}
         num_marked = sum(one in known for one in batch.trajectories)
-        if self.model.horizon is None or self.clips or 2 * num_marked < len(batch.trajectories):
+        are_most = 2 * num_marked >= len(batch.trajectories)
+        if self.model.horizon is None or self.clips or not known or not are_most:
             return False
-        share = np.nanmean(np.concatenate([of for _, of in unsafe])) if known else 0.0
-        return bool(0 < share <= 0.5)
+        steps = np.concatenate([of for _, of in unsafe])
+        return bool(np.nansum(steps) >= _FEWEST_MARKED and np.nanmean(steps) <= 0.5)
 
     def _grow_by_marks(
         self,

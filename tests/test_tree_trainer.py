@@ -626,6 +626,8 @@ def test_the_limit_by_marks_tells_safe_episodes_from_unsafe_ones():
         ({"unsafe": 0.55}, False),  # who marks most steps tells little
         ({"unsafe": 0.0}, False),
         ({"unsafe": NAN}, False),
+        ({"unsafe": 0.05, "num_unsafe": 20}, True),
+        ({"unsafe": 0.05, "num_unsafe": 19}, False),  # one step of each
     ],
     ids=str,
 )
@@ -636,16 +638,19 @@ def test_marks_alone_decide_if_at_least_half_of_the_episodes_have_any_that_tell(
     buffer = PreferenceBuffer(episodes)
     pairs = np.arange(60).reshape(-1, 2)
     buffer.add_labels(pairs, SyntheticOracle(4).label(buffer.queries(pairs)))
-    shares = np.full(20, change.get("unsafe", 0.1))
+    unsafe = np.arange(20) < 20 * np.nan_to_num(change.get("unsafe", 0.1))
+    unsafe = np.full(20, NAN) if np.isnan(change.get("unsafe", 0.1)) else unsafe.astype(float)
+    shown = episodes[change.get("num_unmarked", 0) :]
     marks = [
-        Marks(one, np.where(np.isnan(shares), NAN, np.arange(20) < 20 * shares))
-        for one in episodes[change.get("num_unmarked", 0) :]
+        Marks(one, unsafe if i < change.get("num_unsafe", 60) else 0 * unsafe)
+        for i, one in enumerate(shown)
     ]
     trainer = fresh_trainer(rounds=5, horizon=change.get("horizon", 20))
     trainer.fit(buffer, marks=marks, clips=change.get("clips", ()))
     # By losses a twentieth of the steps costs nothing; else costs are as many as there are marks.
     mean = np.mean(np.concatenate([trainer.model.step_cost(t.obs, t.actions) for t in episodes]))
-    assert (mean == pytest.approx(shares[0] / 20**0.5, rel=0.05)) == is_by_marks
+    share = np.mean([mark.unsafe for mark in marks])
+    assert (mean == pytest.approx(share / 20**0.5, rel=0.05)) == is_by_marks
 
 
 def test_members_see_other_marked_episodes_each_and_disagree_where_there_are_none():
