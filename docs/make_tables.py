@@ -87,11 +87,11 @@ TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c80
 PPO-Lag is older: of each of its seeds the newest run counts.
 """
 
-MARKED = "580c3fc", "b739406", "7caa6b1", "d41d6e9", "4e496e5", "eecc28c", "2d4c962"
+MARKED = "580c3fc", "b739406", "7caa6b1", "d41d6e9", "4e496e5", "eecc28c", "2d4c962", "be6cd60"
 """Likewise, of the table of marks: all pairs are about the policy's own episodes."""
 
-SINCE_CLEARED = ("be6cd60",)
-"""Later ones, by which labels raise the cost of no step that is marked as not unsafe."""
+SINCE_FITTED = "101e73f", "b0c4313"
+"""Later ones, by which marks alone tell which steps cost, where most episodes are marked."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -411,12 +411,12 @@ def marks() -> dict[str, list[list[str]]]:
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate"
     for row in read("marks.csv"):
-        if row["commit"] in (*MARKED, *SINCE_CLEARED):
-            age = "" if row["commit"] in SINCE_CLEARED else f", before {SINCE_CLEARED[0]}"
+        if row["commit"] in (*MARKED, *SINCE_FITTED):
+            age = "" if row["commit"] in SINCE_FITTED else f", before {SINCE_FITTED[0]}"
             found.setdefault((*(row[name] for name in names), age), []).append(row)
     head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
-    made = [[*head, "stochastic policy: return", "true cost", *last]]
+    made = [[*head, "stochastic policy: return", "true cost", "unsafe episodes", *last]]
     for (env_id, limit, size, asked, errors, rate, age), rows in sorted(found.items()):
         pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
         judged = [
@@ -428,6 +428,7 @@ def marks() -> dict[str, list[list[str]]]:
         measured = (
             ("return_stochastic", 1),
             ("true_cost_stochastic", 3),
+            ("violation_rate_stochastic", 3),
             ("true_cost_last_fifth", 3),
         )
         made.append(
