@@ -541,8 +541,8 @@ def train(args: Args) -> Path:
             ends = torch.stack([ends[0], torch.zeros_like(ends[0])]), ends[1]
             adv_r, adv_c = gae(signals, values, next_values, *ends, gamma=gamma, lam=lam)
             target_r, target_c = adv_r + values[0], adv_c + values[1]
-            if args.constraint != "accept":
-                # What all episodes share of a learned cost dilutes its price.
+            if args.constraint != "accept" and not trainer.fits_marks:
+                # What all episodes share of a learned cost dilutes its price; marks share nothing.
                 spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
             if done < args.calm:

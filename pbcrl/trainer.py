@@ -70,6 +70,8 @@ class Trainer(ABC):
     """
 
     _reads_marks: ClassVar[bool] = False
+    fits_marks: bool = False
+    """Whether the newest fit was to marked steps alone, see `TreeTrainer`."""
 
     def __init__(
         self,

@@ -254,6 +254,7 @@ class TreeTrainer(Trainer):
             "rounds": self._rounds,
             "num_offline": self._num_offline,
             "num_fitted": self._num_fitted,
+            "fits_marks": self.fits_marks,
             "num_clips": len(self.clips),
             "num_marks": len(self.marks),
         }
@@ -274,6 +275,7 @@ class TreeTrainer(Trainer):
         self.dead_zone.value = state["dead_zone"]
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
         self._num_offline = state["num_offline"]
+        self.fits_marks = state.get("fits_marks", False)  # older checkpoints have none
 
     def can_learn(self, buffer: PreferenceBuffer) -> bool:
         """Whether there are labels on both sides of the limit, or what stands for them.
@@ -334,7 +336,8 @@ class TreeTrainer(Trainer):
         for trajectory in batch.trajectories:
             self.model.check_length(len(trajectory))
         marks = _thinned([*self.marks, *buffer.marks], self._max_rows, rng=self._rng)
-        if self._marks_suffice(buffer, batch):
+        self.fits_marks = self._marks_suffice(buffer, batch)
+        if self.fits_marks:
             return self._grow_by_marks(buffer, batch, marks, valid, on_evaluation)
         rows = Rows(
             self.model,

@@ -651,6 +651,14 @@ def test_marks_alone_decide_if_at_least_half_of_the_episodes_have_any_that_tell(
     mean = np.mean(np.concatenate([trainer.model.step_cost(t.obs, t.actions) for t in episodes]))
     share = np.mean([mark.unsafe for mark in marks])
     assert (mean == pytest.approx(share / 20**0.5, rel=0.05)) == is_by_marks
+    again, state = fresh_trainer(rounds=5), trainer.state_dict()
+    if "clips" not in change:
+        again.marks = trainer.marks
+        again.load_state_dict(state)
+        assert again.fits_marks == trainer.fits_marks == is_by_marks
+        del state["fits_marks"]  # as before there were any
+        again.load_state_dict(state)
+        assert not again.fits_marks
 
 
 def test_members_see_other_marked_episodes_each_and_disagree_where_there_are_none():
