@@ -404,7 +404,7 @@ class TreeTrainer(Trainer):
         valid: PreferenceBuffer | None,
         on_evaluation: Callable[[int, Evaluation], None] | None,
     ) -> tuple[float, list[Evaluation]]:
-        """As `_grow`. Early stopping is not needed: as many trees as there may be do no harm."""
+        """As `_grow`, with `rounds` trees: nothing was gained by fewer."""
         unsafe = [np.asarray(of, np.float64) for _, of in marks]
         steps = [np.flatnonzero(~np.isnan(of)) for of in unsafe]
         columns = np.concatenate(
@@ -428,7 +428,7 @@ class TreeTrainer(Trainer):
                 if not 0 < target @ weight < weight.sum():
                     weight[:] = 1
             data = self._lightgbm.Dataset(columns, target, weight=weight, params=options)
-            booster = self._lightgbm.train(options, data, self._rounds)
+            booster = self._lightgbm.train(options, data, self._most_rounds)
             found = booster.dump_model()["tree_info"]
             members.append([_Tree.read({"tree_info": [tree]}) for tree in found])
         self.model.set_trees(_stacked(members))
