@@ -101,7 +101,8 @@ MARKED = (
 """Likewise, of the table of marks: all pairs are about the policy's own episodes."""
 
 SINCE_FITTED = ("0108e57",)
-"""Later ones: where most episodes are marked, marks alone tell which steps cost."""
+"""Later ones: where most episodes are marked, marks alone tell which steps cost, and the
+advantages of these costs keep their scale."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""

@@ -681,6 +681,14 @@ def test_pretraining_by_marks_reports_what_it_has_come_to():
     assert found == trainer.evaluate(valid)
 
 
+def test_marks_are_fitted_by_all_trees_after_a_pretraining_that_kept_few():
+    trainer = fresh_trainer(rounds=60, horizon=20)
+    trainer.pretrain(labelled(30, seed=1), labelled(30, seed=2), patience=3)
+    assert trainer.model.num_trees < 60
+    trainer.fit(marked_pairs(30, seed=3))
+    assert trainer.model.num_trees == 60
+
+
 def test_the_balanced_limit_by_hand():
     """Costs 1, 2, 3, 4: of safe, safe, unsafe, safe; 2.5 has 2/3 of the safe and all unsafe."""
     episodes = peaky_episodes(4, seed=1)
