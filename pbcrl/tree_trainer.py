@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pbcrl._marks import most_off, moved, shared
 from pbcrl.buffer import PreferenceBuffer, check_buffer, check_generator
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in, require_whole
@@ -35,6 +36,8 @@ _TRIES = 20
 _FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
 _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _FEWEST_MARKED = 20  # unsafe steps that tell which ones are
+_TELLS = 2.0  # times as likely as others is a marked step to cost, by the marks of the others
+_FOLDS = 4  # of marked trajectories: the others tell where the marks of one belong
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -67,7 +70,10 @@ class TreeTrainer(Trainer):
     With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
     and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
     by least squares, so that f_t is about the chance that a step is marked. Preferences and safety
-    labels would spread costs over all that unsafe trajectories do. b is then where the most safety
+    labels would spread costs over all that unsafe trajectories do. Who marks is a few steps off: so
+    a marked stretch first begins and ends, at most 2 % of the trajectory from where it did, where
+    fits to the other trajectories say that it costs, and each step then shares its mark with its
+    neighbours. b is then where the most safety
     labels are right, in the mean of both kinds (`balanced_limit`). Clips are not marks: where there
     are some, losses decide.
 
@@ -410,15 +416,17 @@ class TreeTrainer(Trainer):
         columns = np.concatenate(
             [_columns(self.model, one, rows) for (one, _), rows in zip(marks, steps, strict=True)]
         )
-        target = np.concatenate([of[rows] for of, rows in zip(unsafe, steps, strict=True)])
         lengths = np.array([len(rows) for rows in steps])
+        known = [of[rows] for of, rows in zip(unsafe, steps, strict=True)]
         options = {
             **self._options(columns),
             "objective": "regression",
             "boost_from_average": True,
             "learning_rate": self._learning_rate or 0.1,
-            "min_data_in_leaf": min(10, max(1, len(target) // 200)),
+            "min_data_in_leaf": min(10, max(1, len(columns) // 200)),
         }
+        known = self._moved([one for one, _ in marks], columns, known, options)
+        target = np.concatenate([shared(of) for of in known])
         members = []
         for _ in range(self.model.num_members):
             options["seed"] = int(self._rng.integers(2**31))
@@ -444,6 +452,39 @@ class TreeTrainer(Trainer):
         if on_evaluation is not None:
             on_evaluation(self.model.num_trees, found)
         return loss, [found]
+
+    def _moved(
+        self,
+        trajectories: Sequence[Trajectory],
+        columns: NDArray[np.float32],
+        known: list[Outputs],
+        options: Mapping[str, Any],
+    ) -> list[Outputs]:
+        """Return what is known of each one's steps, with marks where the others say that it costs.
+
+        Who marks is a few steps off (`_marks`). Where the marks of others tell little, all stay.
+        """
+        numbers = {one: number for number, one in enumerate(dict.fromkeys(trajectories))}
+        fold = np.array([numbers[one] for one in trajectories]) % _FOLDS
+        target, ends = np.concatenate(known), np.cumsum([len(of) for of in known])
+        of_step = np.repeat(fold, np.diff(ends, prepend=0))
+        chance = np.zeros(len(target))
+        for number in np.unique(fold):
+            its_own = of_step == number
+            if target[~its_own].any():
+                data = self._lightgbm.Dataset(
+                    columns[~its_own], target[~its_own], params=dict(options)
+                )
+                booster = self._lightgbm.train(dict(options), data, max(1, self._most_rounds // 3))
+                chance[its_own] = booster.predict(columns[its_own])
+        if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
+            return known
+        return [
+            moved(unsafe, its_chance, most=most_off(len(one)))
+            for one, unsafe, its_chance in zip(
+                trajectories, known, np.split(chance, ends[:-1]), strict=True
+            )
+        ]
 
     def _weighted(self, buffer: PreferenceBuffer) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
