@@ -562,7 +562,7 @@ def test_marks_of_most_episodes_are_fitted_by_least_squares():
 
     Each exact mark is shared with the steps beside it; all are learned so well that none is moved.
     """
-    buffer = marked_pairs(30, seed=1)
+    buffer = marked_pairs(30, seed=1, peaks=1)
     trainer = fresh_trainer(rounds=120, horizon=20)
     trainer.fit(buffer)
     every = [one for pair in buffer.labelled_pairs for one in pair]  # each time it was marked
@@ -573,7 +573,7 @@ def test_marks_of_most_episodes_are_fitted_by_least_squares():
     options |= {"lambda_l2": 0.1, "min_sum_hessian_in_leaf": 0, "feature_pre_filter": False}
     data = lightgbm.Dataset(np.concatenate(steps), target, params=options | {"verbose": -1})
     theirs = lightgbm.train(options | {"verbose": -1, "num_threads": 1}, data, 120)
-    test = peaky_episodes(20, seed=2)
+    test = peaky_episodes(20, seed=2, peaks=1)
     obs, actions = (np.concatenate([getattr(t, x) for t in test]) for x in ("obs", "actions"))
     ours = trainer.model.step_cost(obs, actions) * 20**0.5
     np.testing.assert_allclose(ours, theirs.predict(np.c_[obs, actions]), atol=1e-5)
@@ -592,19 +592,22 @@ def styled_episodes(num, *, seed):
     return episodes
 
 
-@pytest.mark.parametrize("is_marked", [True, False])
-def test_the_style_of_unsafe_episodes_costs_nothing_once_their_unsafe_steps_are_marked(is_marked):
-    """Judged where the two come apart: peaks without the style, and the style without peaks."""
+def test_the_style_of_unsafe_episodes_costs_what_marks_are_shared_and_no_more():
+    """Judged where the two come apart: peaks without the style, and the style without peaks.
+
+    The steps beside a peak are not like it here, as they are where time is continuous.
+    """
     buffer = PreferenceBuffer(styled_episodes(40, seed=1))
     pairs = draw_pairs(40, 60, rng=rng(2))
-    buffer.add_labels(pairs, SyntheticOracle(0, marks=is_marked).label(buffer.queries(pairs)))
+    buffer.add_labels(pairs, SyntheticOracle(0, marks=True).label(buffer.queries(pairs)))
     trainer = fresh_trainer(inputs=4, steps=40, horizon=40, rounds=60)
     trainer.fit(buffer)
     obs = np.full((3, 3), 0.4, np.float32)
     obs[1, 0], obs[2, 1] = 1, 0.9  # nothing, a peak, the style
     none, peak, style = trainer.model.step_cost(obs, np.zeros((3, 1), np.float32))
     assert peak > none
-    assert (style - none < 0.02 * (peak - none)) == is_marked
+    # A fifth of the steps are peaks: so their neighbours get 2/3 · 1/5, and they 1/3 + 2/3 · 1/5.
+    assert 0 < style - none < 2 / 7 * (peak - none)
 
 
 def test_the_limit_by_marks_tells_safe_episodes_from_unsafe_ones():
@@ -663,6 +666,39 @@ def test_marks_alone_decide_if_at_least_half_of_the_episodes_have_any_that_tell(
         del state["fits_marks"]  # as before there were any
         again.load_state_dict(state)
         assert not again.fits_marks
+
+
+def passing_episodes(num, *, seed, steps=100):
+    """Something comes near and goes, some five times; that costs once, when it is there."""
+    random, made = rng(seed), []
+    for _ in range(num):
+        phase = np.cumsum(random.uniform(0.2, 0.4, size=steps)) + random.uniform(0, 6)
+        near = np.cos(phase)
+        costs = (near > 0.99).astype(float)
+        obs = np.stack([near, np.sin(phase), random.normal(size=steps)], 1).astype(np.float32)
+        made.append(Trajectory(obs, np.zeros((steps, 1), np.float32), costs))
+    return made
+
+
+def test_marks_that_are_off_by_two_steps_find_what_costs_nearly_as_exact_ones_do():
+    """Share of the pairs of a costly and a free step that are ordered wrongly; seen: 0.4, 0.8 %."""
+    episodes, test = passing_episodes(40, seed=1), passing_episodes(40, seed=2)
+    pairs, wrong = np.arange(40).reshape(-1, 2), {}
+    for off in (0.0, 0.02):
+        oracle = SyntheticOracle(4, marks=True, teacher=Teacher(mark_error=off), rng=rng(3))
+        buffer = PreferenceBuffer(episodes)
+        buffer.add_labels(pairs, oracle.label(buffer.queries(pairs)))
+        trainer = fresh_trainer(inputs=4, steps=100, horizon=100, rounds=60)
+        trainer.fit(buffer)
+        wrong[off] = 1 - step_auroc(trainer.model.step_cost, test)
+    # A fit to the marks as they are, which finds steps around what costs as dear; seen: 5.6 %.
+    target = np.concatenate([mark.unsafe for mark in buffer.marks])
+    steps = np.concatenate([mark.trajectory.obs for mark in buffer.marks])
+    options = {"objective": "l2", "num_leaves": 8, "min_data_in_leaf": 10, "verbose": -1}
+    plain = lightgbm.train(options, lightgbm.Dataset(steps, target), 60)
+    wrong["plain"] = 1 - step_auroc(lambda obs, _: plain.predict(obs), test)
+    assert wrong[0.0] < 0.01
+    assert wrong[0.02] < wrong["plain"] / 3
 
 
 def test_members_see_other_marked_episodes_each_and_disagree_where_there_are_none():
