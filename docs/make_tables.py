@@ -97,12 +97,13 @@ MARKED = (
     "2d4c962",
     "be6cd60",
     "b0c4313",
+    "0108e57",
+    "108104d",
 )
 """Likewise, of the table of marks: all pairs are about the policy's own episodes."""
 
-SINCE_FITTED = ("0108e57",)
-"""Later ones: where most episodes are marked, marks alone tell which steps cost, and the
-advantages of these costs keep their scale."""
+SINCE_MOVED = ("2e68f11",)
+"""Later ones: marks are moved to where other episodes say that it costs, and shared."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -422,8 +423,8 @@ def marks() -> dict[str, list[list[str]]]:
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate"
     for row in read("marks.csv"):
-        if row["commit"] in (*MARKED, *SINCE_FITTED):
-            age = "" if row["commit"] in SINCE_FITTED else f", before {SINCE_FITTED[0]}"
+        if row["commit"] in (*MARKED, *SINCE_MOVED):
+            age = "" if row["commit"] in SINCE_MOVED else f", before {SINCE_MOVED[0]}"
             found.setdefault((*(row[name] for name in names), age), []).append(row)
     head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
@@ -445,7 +446,7 @@ def marks() -> dict[str, list[list[str]]]:
         made.append(
             [
                 *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
-                *(PERSON[errors] + age, rate, f"{len(rows)}"),
+                *(PERSON[errors] + age, rate or "by `learned`", f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
                 f"{certified} of {len(judged)}" if judged else "",
             ]

@@ -2,11 +2,12 @@
 
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
 as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
-most `max_unsafe_rate`. Each pair has its unsafe moments marked (`marked_pairs`), or has no marks,
-so that more of them fit into the same minutes (`pairs`). Then the true cost judges fresh episodes
-of the deterministic policy, for a certificate of that rate: for 0.05 none of 60 may be unsafe. A
-row for each is added to the file; what has a row is not run again. Whoever errs has 5 % of the
-answers flipped, marks off by up to 2 % of an episode, and a tenth of the unsafe stretches missed.
+most `max_unsafe_rate`, or by the learned limit. Each pair has its unsafe moments marked
+(`marked_pairs`), or has no marks, so that more of them fit into the same minutes (`pairs`). Then
+the true cost judges fresh episodes of the deterministic policy, for a certificate of that rate: for
+0.05 none of 60 may be unsafe. A row for each is added to the file; what has a row is not run again.
+Whoever errs has 5 % of the answers flipped, marks off by up to 2 % of an episode, and a tenth of
+the unsafe stretches missed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Args:
     """whether the person errs, 0 or 1"""
     max_unsafe_rate: float = 0.05
     """of episodes; 0.35 is P(C > d) of log-normal costs whose mean is d"""
+    learned: bool = False
+    """whether λ goes by the learned limit instead; then there is no rate, and no certificate"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     workers: int = 1
     """runs at a time"""
@@ -55,7 +58,8 @@ class Args:
 
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
-    rate = args.max_unsafe_rate
+    rate = "" if args.learned else args.max_unsafe_rate
+    constraint = ["learned"] if args.learned else ["rate", "--max-unsafe-rate", str(rate)]
     done = rows_there(out, JOB)
 
     def run(job: tuple[str, Asked, int, int, int]) -> None:
@@ -65,16 +69,16 @@ def main(args: Args) -> None:
         words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--threads", "1"]
         words += ["--marks"] if marks else []
         words += ["--online-queries", str(pairs)]
-        words += ["--constraint", "rate", "--max-unsafe-rate", str(rate), "--eval-episodes", "400"]
+        words += ["--constraint", *constraint, "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
-        summary = summary_of(words, certify=True)
+        summary = summary_of(words, certify=not args.learned)
         if summary is None:
             return
         row = {
             "commit": made_by(__file__)["commit"] or "",
             **dict(zip(JOB, (env_id, asked, minutes, errors, rate, seed), strict=True)),
-            **{name: summary[name] for name in MEASURES},
+            **{name: summary.get(name, "") for name in MEASURES},
             "command": "python cleanrl_scripts/" + " ".join(words),
         }
         row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
