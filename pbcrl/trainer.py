@@ -625,7 +625,7 @@ def bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
     size = 1 << int(batch.numbers.max()).bit_length()
     resamples = []
     for member in range(num_members):
-        copies = torch.from_numpy(_poisson_counts(member, size))[batch.numbers]
+        copies = torch.from_numpy(poisson_counts(member, size))[batch.numbers]
         count = copies[batch.pairs].prod(dim=1)
         rows = torch.repeat_interleave(torch.arange(len(batch)), count)
         resamples.append(
@@ -641,8 +641,11 @@ def bootstrapped(batch: PairBatch, num_members: int) -> list[PairBatch]:
 
 
 @lru_cache(maxsize=64)
-def _poisson_counts(member: int, size: int) -> NDArray[np.int64]:
-    """A longer array begins with a shorter one, since the draws are made one after another."""
+def poisson_counts(member: int, size: int) -> NDArray[np.int64]:
+    """How often a member has each trajectory, (size,).
+
+    A longer array begins with a shorter one, since the draws are made one after another.
+    """
     counts: NDArray[np.int64] = np.random.default_rng([0xB007, member]).poisson(1.0, size)
     return counts
 

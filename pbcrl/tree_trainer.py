@@ -25,7 +25,7 @@ from pbcrl.buffer import PreferenceBuffer, check_buffer, check_generator
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in, require_whole
 from pbcrl.losses import safety_loss, snr_loss
-from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of
+from pbcrl.trainer import Evaluation, Trainer, bootstrapped, evaluation_of, poisson_counts
 from pbcrl.trajectory import Marks, PairBatch, Trajectory
 from pbcrl.trees import MOST_TREES, NUM_LEAVES, UNUSED, TreeCost, Trees, floor32, require_trees
 
@@ -425,14 +425,20 @@ class TreeTrainer(Trainer):
             "learning_rate": self._learning_rate or 0.1,
             "min_data_in_leaf": min(10, max(1, len(columns) // 200)),
         }
-        known = self._moved([one for one, _ in marks], columns, known, options)
-        target = np.concatenate([shared(of) for of in known])
+        # The same one marked again has the same number, as long as all before are given, too.
+        numbers = {one: i for i, one in enumerate(dict.fromkeys(one for one, _ in marks))}
+        number = np.array([numbers[one] for one, _ in marks])
+        most = np.array([most_off(len(one)) for one, _ in marks])
+        target = np.concatenate(
+            [shared(of) for of in self._moved(known, number, most, columns, options)]
+        )
         members = []
-        for _ in range(self.model.num_members):
+        for member in range(self.model.num_members):
             options["seed"] = int(self._rng.integers(2**31))
             weight = np.ones(len(target))
             if self.model.num_members > 1:
-                weight = np.repeat(self._rng.poisson(1.0, len(marks)), lengths).astype(np.float64)
+                times = poisson_counts(member, 1 << len(numbers).bit_length())[number]
+                weight = np.repeat(times, lengths).astype(np.float64)
                 if not 0 < target @ weight < weight.sum():
                     weight[:] = 1
             data = self._lightgbm.Dataset(columns, target, weight=weight, params=options)
@@ -455,22 +461,28 @@ class TreeTrainer(Trainer):
 
     def _moved(
         self,
-        trajectories: Sequence[Trajectory],
-        columns: NDArray[np.float32],
         known: list[Outputs],
+        number: NDArray[np.int64],
+        most: NDArray[np.int64],
+        columns: NDArray[np.float32],
         options: Mapping[str, Any],
     ) -> list[Outputs]:
         """Return what is known of each one's steps, with marks where the others say that it costs.
 
         Who marks is a few steps off (`_marks`). Where the marks of others tell little, all stay.
+
+        Args:
+            known: Of M marked trajectories, 1 where a step is marked, 0 elsewhere.
+            number: Of each trajectory, (M,); one that was marked twice has one number.
+            most: How many steps its marks may be moved, (M,).
+            columns: What trees compare of all these steps, one trajectory below the other.
+            options: Of LightGBM.
         """
-        numbers = {one: number for number, one in enumerate(dict.fromkeys(trajectories))}
-        fold = np.array([numbers[one] for one in trajectories]) % _FOLDS
         target, ends = np.concatenate(known), np.cumsum([len(of) for of in known])
-        of_step = np.repeat(fold, np.diff(ends, prepend=0))
+        fold = np.repeat(number % _FOLDS, np.diff(ends, prepend=0))
         chance = np.zeros(len(target))
-        for number in np.unique(fold):
-            its_own = of_step == number
+        for its_fold in np.unique(fold):
+            its_own = fold == its_fold
             if target[~its_own].any():
                 data = self._lightgbm.Dataset(
                     columns[~its_own], target[~its_own], params=dict(options)
@@ -479,11 +491,10 @@ class TreeTrainer(Trainer):
                 chance[its_own] = booster.predict(columns[its_own])
         if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
             return known
+        chances = np.split(chance, ends[:-1])
         return [
-            moved(unsafe, its_chance, most=most_off(len(one)))
-            for one, unsafe, its_chance in zip(
-                trajectories, known, np.split(chance, ends[:-1]), strict=True
-            )
+            moved(of, its_chance, most=its_most)
+            for of, its_chance, its_most in zip(known, chances, most.tolist(), strict=True)
         ]
 
     def _weighted(self, buffer: PreferenceBuffer) -> NDArray[np.int64]:

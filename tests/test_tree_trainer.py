@@ -16,7 +16,7 @@ from pbcrl.errors import LabelError, MismatchError
 from pbcrl.losses import pbci_loss, safety_loss
 from pbcrl.metrics import spearman, step_auroc
 from pbcrl.oracle import SyntheticOracle, Teacher
-from pbcrl.trainer import CostModelTrainer, bootstrapped
+from pbcrl.trainer import CostModelTrainer, bootstrapped, poisson_counts
 from pbcrl.trajectory import Label, Marks, Trajectory, cut_segments, unsafe_stretches
 from pbcrl.tree_trainer import (
     Clip,
@@ -557,13 +557,16 @@ def marked_pairs(num, *, seed, marks=True, limit=4, **sizes):
     return labelled(num, seed=seed, oracle=oracle, pairs_each=2.0, **sizes)
 
 
-def test_marks_of_most_episodes_are_fitted_by_least_squares():
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_marks_of_most_episodes_are_fitted_by_least_squares(num_members):
     """As LightGBM does it, in the order of the labels, whatever these say.
+
+    The second of two members has each episode as often as it is drawn, each time it was marked.
 
     Each exact mark is shared with the steps beside it; all are learned so well that none is moved.
     """
     buffer = marked_pairs(30, seed=1, peaks=1)
-    trainer = fresh_trainer(rounds=120, horizon=20)
+    trainer = fresh_trainer(rounds=120, horizon=20, num_members=num_members)
     trainer.fit(buffer)
     every = [one for pair in buffer.labelled_pairs for one in pair]  # each time it was marked
     steps = [np.c_[one.obs, one.actions] for one in map(buffer.trajectories.__getitem__, every)]
@@ -571,11 +574,20 @@ def test_marks_of_most_episodes_are_fitted_by_least_squares():
     target = np.concatenate([np.convolve(one, np.ones(3) / 3, "valid") for one in costs])
     options = {"objective": "l2", "num_leaves": 8, "learning_rate": 0.1, "min_data_in_leaf": 10}
     options |= {"lambda_l2": 0.1, "min_sum_hessian_in_leaf": 0, "feature_pre_filter": False}
-    data = lightgbm.Dataset(np.concatenate(steps), target, params=options | {"verbose": -1})
+    times = np.ones(30)
+    if num_members > 1:
+        times = poisson_counts(1, 32)[[list(dict.fromkeys(every)).index(i) for i in range(30)]]
+    data = lightgbm.Dataset(
+        np.concatenate(steps),
+        target,
+        weight=np.repeat(times[every], 20),
+        params=options | {"verbose": -1},
+    )
     theirs = lightgbm.train(options | {"verbose": -1, "num_threads": 1}, data, 120)
     test = peaky_episodes(20, seed=2, peaks=1)
     obs, actions = (np.concatenate([getattr(t, x) for t in test]) for x in ("obs", "actions"))
-    ours = trainer.model.step_cost(obs, actions) * 20**0.5
+    inputs = torch.from_numpy(obs), torch.from_numpy(actions)
+    ours = trainer.model._member_costs(*inputs)[-1].numpy() * 20**0.5
     np.testing.assert_allclose(ours, theirs.predict(np.c_[obs, actions]), atol=1e-5)
     assert step_auroc(trainer.model.step_cost, test) > 0.99
 
