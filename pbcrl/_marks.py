@@ -19,7 +19,6 @@ Steps = NDArray[np.float64]
 OFF = 0.02
 """Share of a trajectory's steps by which a mark begins or ends too early or too late at most."""
 
-
 _TIE = 1e-3  # per step moved, in chances: what is as good stays
 
 
@@ -49,11 +48,12 @@ def moved(unsafe: Steps, chance: Steps, *, most: int) -> Steps:
     for start, end in unsafe_stretches(unsafe):
         starts = np.arange(max(0, start - most), min(len(unsafe) - 1, start + most) + 1)
         ends = np.arange(max(1, end - most), min(len(unsafe), end + most) + 1)
-        far = np.abs(starts - start)[:, None] + np.abs(ends - end)
-        margin = total[ends] - total[starts][:, None] - _TIE * far
-        margin[starts[:, None] >= ends] = -np.inf
-        a, e = np.unravel_index(int(np.argmax(margin)), margin.shape)
-        found[starts[a] : ends[e]] = 1
+        before = total[starts] + _TIE * np.abs(starts - start)
+        until = total[ends] - _TIE * np.abs(ends - end)
+        num = np.clip(ends - starts[0], 1, len(starts))  # of starts that lie before each end
+        until[ends <= starts[0]] = -np.inf
+        best = int(np.argmax(until - np.minimum.accumulate(before)[num - 1]))
+        found[starts[np.argmin(before[: num[best]])] : ends[best]] = 1
     return found
 
 

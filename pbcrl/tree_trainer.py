@@ -73,9 +73,8 @@ class TreeTrainer(Trainer):
     labels would spread costs over all that unsafe trajectories do. Who marks is a few steps off: so
     a marked stretch first begins and ends, at most 2 % of the trajectory from where it did, where
     fits to the other trajectories say that it costs, and each step then shares its mark with its
-    neighbours. b is then where the most safety
-    labels are right, in the mean of both kinds (`balanced_limit`). Clips are not marks: where there
-    are some, losses decide.
+    neighbours. b is where the most safety labels are right, in the mean of both kinds
+    (`balanced_limit`). Clips are not marks: where there are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -411,6 +410,7 @@ class TreeTrainer(Trainer):
         on_evaluation: Callable[[int, Evaluation], None] | None,
     ) -> tuple[float, list[Evaluation]]:
         """As `_grow`, with `rounds` trees: nothing was gained by fewer."""
+        marks = [one for one in marks if not np.isnan(np.asarray(one.unsafe, np.float64)).all()]
         unsafe = [np.asarray(of, np.float64) for _, of in marks]
         steps = [np.flatnonzero(~np.isnan(of)) for of in unsafe]
         columns = np.concatenate(

@@ -562,12 +562,12 @@ def test_marks_of_most_episodes_are_fitted_by_least_squares(num_members):
     """As LightGBM does it, in the order of the labels, whatever these say.
 
     The second of two members has each episode as often as it is drawn, each time it was marked.
-
     Each exact mark is shared with the steps beside it; all are learned so well that none is moved.
+    An episode of which nothing is known tells nothing.
     """
     buffer = marked_pairs(30, seed=1, peaks=1)
     trainer = fresh_trainer(rounds=120, horizon=20, num_members=num_members)
-    trainer.fit(buffer)
+    trainer.fit(buffer, marks=[Marks(peaky_episodes(1, seed=3)[0], np.full(20, NAN))])
     every = [one for pair in buffer.labelled_pairs for one in pair]  # each time it was marked
     steps = [np.c_[one.obs, one.actions] for one in map(buffer.trajectories.__getitem__, every)]
     costs = [np.pad(buffer.trajectories[one].costs, 1, mode="edge") for one in every]
