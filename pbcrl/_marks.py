@@ -22,9 +22,9 @@ OFF = 0.02
 _TIE = 1e-3  # per step moved, in chances: what is as good stays
 
 
-def most_off(steps: int) -> int:
-    """Return how many steps a mark is off at most in a trajectory of so many, 1 or more."""
-    return max(1, math.ceil(OFF * steps - 1e-9))
+def steps_off(share: float, steps: int) -> int:
+    """Return a share of so many steps, rounded up to a step."""
+    return math.ceil(round(share * steps, 6))  # 0.07 · 100 is 7.000000000000001
 
 
 def moved(unsafe: Steps, chance: Steps, *, most: int) -> Steps:
@@ -35,8 +35,8 @@ def moved(unsafe: Steps, chance: Steps, *, most: int) -> Steps:
 
     .. math:: \max_{a < e} \sum_{t=a}^{e-1} (p_t - 1/2),
 
-    the nearest of the greatest. So a stretch is never lost, and one of few steps that are likely to
-    cost gets short.
+    the nearest of the greatest. So a stretch is never lost, though two may become one, and one of
+    few steps that are likely to cost gets short.
 
     Args:
         unsafe: 1 where a step is marked, 0 elsewhere, (T,).

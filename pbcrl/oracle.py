@@ -18,6 +18,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from pbcrl._marks import steps_off
 from pbcrl.data.label_log import check_left, checked_budget, label_from_json, label_to_json
 from pbcrl.errors import StorageError
 from pbcrl.trajectory import (
@@ -348,7 +349,7 @@ class SyntheticOracle:
         """The stretches in which steps cost, as the teacher marks them."""
         assert trajectory.costs is not None  # checked by `true_cost`
         found, steps = unsafe_stretches(trajectory.costs > 0), len(trajectory)
-        error = math.ceil(round(self.teacher.mark_error * steps, 6))
+        error = steps_off(self.teacher.mark_error, steps)
         seen = np.zeros(steps, np.bool_)
         for start, end in found:
             if self._flip(self.teacher.missed):

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl._marks import most_off, moved, shared
+from pbcrl._marks import OFF, moved, shared, steps_off
 from pbcrl.buffer import PreferenceBuffer, check_buffer, check_generator
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in, require_whole
@@ -428,7 +428,7 @@ class TreeTrainer(Trainer):
         # The same one marked again has the same number, as long as all before are given, too.
         numbers = {one: i for i, one in enumerate(dict.fromkeys(one for one, _ in marks))}
         number = np.array([numbers[one] for one, _ in marks])
-        most = np.array([most_off(len(one)) for one, _ in marks])
+        most = np.array([steps_off(OFF, len(one)) for one, _ in marks])
         target = np.concatenate(
             [shared(of) for of in self._moved(known, number, most, columns, options)]
         )
@@ -465,7 +465,7 @@ class TreeTrainer(Trainer):
         number: NDArray[np.int64],
         most: NDArray[np.int64],
         columns: NDArray[np.float32],
-        options: Mapping[str, Any],
+        options: dict[str, Any],
     ) -> list[Outputs]:
         """Return what is known of each one's steps, with marks where the others say that it costs.
 
@@ -484,11 +484,9 @@ class TreeTrainer(Trainer):
         for its_fold in np.unique(fold):
             its_own = fold == its_fold
             if target[~its_own].any():
-                data = self._lightgbm.Dataset(
-                    columns[~its_own], target[~its_own], params=dict(options)
-                )
-                booster = self._lightgbm.train(dict(options), data, max(1, self._most_rounds // 3))
-                chance[its_own] = booster.predict(columns[its_own])
+                data = self._lightgbm.Dataset(columns[~its_own], target[~its_own], params=options)
+                booster = self._lightgbm.train(options, data, max(1, self._most_rounds // 3))
+                chance[its_own] = booster.predict(columns[its_own], num_threads=self._threads)
         if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
             return known
         chances = np.split(chance, ends[:-1])

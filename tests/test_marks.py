@@ -3,13 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbcrl._marks import most_off, moved, shared
+from pbcrl._marks import OFF, moved, shared, steps_off
 
 law = settings(max_examples=100, deadline=None)
 
 
 def test_a_mark_is_off_by_two_steps_in_a_hundred_and_by_one_at_least():
-    assert [most_off(steps) for steps in (1, 50, 51, 100, 150, 1_000)] == [1, 1, 2, 2, 3, 20]
+    off = [steps_off(OFF, steps) for steps in (1, 50, 51, 100, 150, 1_000)]
+    assert off == [1, 1, 2, 2, 3, 20]
 
 
 @pytest.mark.parametrize(
@@ -28,8 +29,8 @@ def test_a_mark_is_off_by_two_steps_in_a_hundred_and_by_one_at_least():
     ],
 )
 def test_stretches_move_to_where_costs_are_by_hand(unsafe, chance, most, expected):
-    given = np.array([step == "#" for step in unsafe], float)
-    found = moved(given, np.array(chance, float), most=most)
+    marked = np.array([step == "#" for step in unsafe], float)
+    found = moved(marked, np.array(chance, float), most=most)
     assert "".join(".#"[int(step)] for step in found) == expected
 
 
@@ -64,8 +65,7 @@ def test_marks_are_shared_with_the_steps_beside_them_by_hand():
 @law
 @given(st.lists(st.integers(0, 1), min_size=1, max_size=20))
 def test_shared_marks_have_the_same_sum_and_stay_between_0_and_1(unsafe):
-    given = np.array(unsafe, float)
-    found = shared(given)
-    assert found.sum() == pytest.approx(given.sum())
+    found = shared(np.array(unsafe, float))
+    assert found.sum() == pytest.approx(sum(unsafe))
     assert found.min() >= 0
     assert found.max() <= 1 + 1e-12

@@ -24,11 +24,12 @@ from script_runs import add_row, rows_there, summary_of
 
 from pbcrl_script_utils.run import made_by
 
+CERTIFICATE = "certificate_episodes", "certificate_unsafe"
 MEASURES = (
     *("cost_limit", "return_stochastic", "true_cost_stochastic", "true_cost_stochastic_interval"),
     *("violation_rate_stochastic", "return_last_fifth", "true_cost_last_fifth", "multiplier"),
     *("step_auroc_evaluation", "queries_used", "wall_seconds"),
-    *("certificate_episodes", "certificate_unsafe"),
+    *CERTIFICATE,
 )
 JOB = "env", "asked", "minutes", "errors", "max_unsafe_rate", "seed"
 COLUMNS = "commit", *JOB, *MEASURES, "command"
@@ -59,6 +60,7 @@ class Args:
 def main(args: Args) -> None:
     out, lock = Path(args.out), Lock()
     rate = "" if args.learned else args.max_unsafe_rate
+    unjudged = dict.fromkeys(CERTIFICATE, "") if args.learned else {}
     constraint = ["learned"] if args.learned else ["rate", "--max-unsafe-rate", str(rate)]
     done = rows_there(out, JOB)
 
@@ -78,7 +80,7 @@ def main(args: Args) -> None:
         row = {
             "commit": made_by(__file__)["commit"] or "",
             **dict(zip(JOB, (env_id, asked, minutes, errors, rate, seed), strict=True)),
-            **{name: summary.get(name, "") for name in MEASURES},
+            **{name: (unjudged | summary)[name] for name in MEASURES},
             "command": "python cleanrl_scripts/" + " ".join(words),
         }
         row = {k: round(v, 5) if isinstance(v, float) else v for k, v in row.items()}
