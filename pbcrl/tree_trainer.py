@@ -38,6 +38,9 @@ _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _FEWEST_MARKED = 20  # unsafe steps that tell which ones are
 _TELLS = 2.0  # times as likely as others is a marked step to cost, by the marks of the others
 _FOLDS = 4  # of marked trajectories: the others tell where the marks of one belong
+_WRONG = 0.05  # of safety labels, whatever the cost
+_SLOPES = 2.0 ** np.arange(9)  # of the chance that one is safe, in standard deviations of C
+_MOST_LIMITS = 200  # that are compared
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
 
 
@@ -73,8 +76,8 @@ class TreeTrainer(Trainer):
     labels would spread costs over all that unsafe trajectories do. Who marks is a few steps off: so
     a marked stretch first begins and ends, at most 2 % of the trajectory from where it did, where
     fits to the other trajectories say that it costs, and each step then shares its mark with its
-    neighbours. b is where the most safety labels are right, in the mean of both kinds
-    (`balanced_limit`). Clips are not marks: where there are some, losses decide.
+    neighbours. b is where either label is as likely (`balanced_limit`). Clips are not marks: where
+    there are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -907,11 +910,18 @@ def _mean_curvature(cost: Outputs, safe: Outputs, dead_zone: float = 0.0) -> Out
 
 
 def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
-    """Return the limit by which most safety labels are right, in the mean of both kinds.
+    r"""Return the cost at which safe and unsafe are as likely, were there as many of both.
 
-    Labels that are wrong by chance, as often of either kind or not, lower that mean alike for all
-    limits, and so do not move it. It lies midway between two costs, of limits that are as good in
-    the middle one.
+    b, with the slope k, by which labels are likeliest: of a trajectory that costs C, drawn from as
+    many that are called safe as unsafe, one in twenty labels, η, is wrong whatever it costs,
+
+    .. math::
+        P = \frac{q / s}{q / s + (1 - q) / (1 - s)},
+        \quad q = η / 2 + (1 - η) σ(k (b - C) + \ln \frac{s'}{1 - s'}),
+
+    where q is the chance that it is called safe, s the share of those that are, and s' the share
+    that is safe, so that s = η / 2 + (1 - η) s'. All labels near b tell where it lies, and a wrong
+    one far from it hardly does. b is midway between two costs.
 
     Args:
         cost: C of each trajectory, (U,).
@@ -923,13 +933,23 @@ def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
     members, safe = batch.pairs.numpy().ravel(), batch.safe.numpy().astype(np.float64).ravel()
     given = ~np.isnan(safe)
     safe, (values, place) = safe[given], np.unique(cost[members[given]], return_inverse=True)
-    if len(values) < 2 or not 0 < safe.sum() < len(safe):
+    share = float(safe.mean()) if len(safe) else 0.0
+    if len(values) < 2 or not 0 < share < 1:
         return float(cost.min())
-    are_safe, are_unsafe = np.bincount(place, safe), np.bincount(place, 1 - safe)
-    right = np.cumsum(are_safe / are_safe.sum() - are_unsafe / are_unsafe.sum())[:-1]
-    best = np.flatnonzero(right >= right.max() - 1e-12)
-    middle = best[len(best) // 2]
-    return float(values[middle : middle + 2].mean())
+    limits = (values[1:] + values[:-1]) / 2
+    limits = limits[np.unique(np.linspace(0, len(limits) - 1, _MOST_LIMITS).round().astype(int))]
+    is_safe, is_unsafe = (np.bincount(place, x) / x.sum() for x in (safe, 1 - safe))
+    spread = np.sqrt(np.cov(values, aweights=is_safe + is_unsafe, ddof=0))
+    fewest = 1 / len(safe)
+    are_safe = min(max((share - _WRONG / 2) / (1 - _WRONG), fewest), 1 - fewest)
+    odds = math.log(are_safe / (1 - are_safe))
+    likelihoods = []
+    for slope in _SLOPES / spread:
+        logit = np.clip(slope * (limits[:, None] - values) + odds, -50, 50)
+        called_safe = _WRONG / 2 + (1 - _WRONG) / (1 + np.exp(-logit))
+        ratio = called_safe * (1 - share) / ((1 - called_safe) * share)
+        likelihoods.append(-np.log1p(1 / ratio) @ is_safe - np.log1p(ratio) @ is_unsafe)
+    return float(limits[np.max(likelihoods, axis=0).argmax()])
 
 
 class _Tree(NamedTuple):

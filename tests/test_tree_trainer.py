@@ -744,34 +744,51 @@ def test_marks_are_fitted_by_all_trees_after_a_pretraining_that_kept_few():
     assert trainer.model.num_trees == 60
 
 
+def of_labels(safe):
+    """A batch of pairs with these safety labels, one of each trajectory."""
+    buffer = PreferenceBuffer(peaky_episodes(len(safe), seed=1))
+    pairs = np.arange(len(safe)).reshape(-1, 2)
+    labels = np.asarray(safe, float).reshape(-1, 2)
+    buffer.add_labels(pairs, [Label(NAN, *both) for both in labels])
+    return buffer.batch(np.arange(len(pairs)))
+
+
 def test_the_balanced_limit_by_hand():
-    """Costs 1, 2, 3, 4: of safe, safe, unsafe, safe; 2.5 has 2/3 of the safe and all unsafe."""
-    episodes = peaky_episodes(4, seed=1)
-    buffer = PreferenceBuffer(episodes)
-    buffer.add_labels([(0, 1), (2, 3)], [Label(NAN, 1, 1), Label(NAN, 0, 1)])
-    batch, costs = buffer.batch(np.arange(2)), np.array([1.0, 2.0, 3.0, 4.0])
-    assert balanced_limit(costs, batch) == 2.5
-    assert balanced_limit(-costs, batch) == -3.5  # a third of the safe, and all unsafe
-    batch.safe[:] = 1.0
-    assert balanced_limit(costs, batch) == 1  # nothing tells
+    """Costs 1, 2, 3, 4: safe, safe, unsafe, unsafe; then all safe, which tells nothing."""
+    costs = np.array([1.0, 2.0, 3.0, 4.0])
+    assert balanced_limit(costs, of_labels([1, 1, 0, 0])) == 2.5
+    assert balanced_limit(np.array([1.0, 2.0, 2.5, 40.0]), of_labels([1, 1, 0, 0])) == 2.25
+    assert balanced_limit(costs, of_labels([1, 1, 1, 1])) == 1
+
+
+def test_one_wrong_label_far_from_the_balanced_limit_does_not_move_it():
+    costs, safe = np.arange(40.0), np.arange(40) < 20
+    for wrong in (2, 5, 36):
+        told = safe.copy()
+        told[wrong] = not told[wrong]
+        assert balanced_limit(costs, of_labels(told)) == 19.5
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_the_balanced_limit_is_midway_whatever_the_share_of_safe_ones(share):
+    """Costs N(-1, 1) of safe ones and N(1, 1) of unsafe ones; one label in twenty is wrong."""
+    random = rng(0)
+    safe = random.random(4_000) < share
+    costs = random.normal(np.where(safe, -1, 1))
+    safe[random.random(4_000) < 0.025] = True
+    safe[random.random(4_000) < 0.025] = False
+    assert abs(balanced_limit(costs, of_labels(safe))) < 0.2
 
 
 @law
-@given(st.integers(0, 10**6), st.floats(0, 0.4))
-def test_wrong_labels_that_are_as_often_wrong_of_either_kind_do_not_move_the_balanced_limit(
-    seed, wrong
-):
-    """In expectation: each label counts for both kinds, as often as it would be given."""
+@given(st.integers(0, 10**6), st.floats(0.1, 10), st.floats(-5, 5))
+def test_the_balanced_limit_follows_the_unit_of_the_costs_and_their_zero(seed, unit, zero):
     random = rng(seed)
-    buffer = PreferenceBuffer(peaky_episodes(12, seed=1))
-    safe = random.integers(2, size=12).astype(float)
+    costs, safe = random.uniform(size=12), random.integers(2, size=12)
     safe[:2] = 0, 1
-    pairs = np.arange(12).reshape(-1, 2)
-    buffer.add_labels(pairs, [Label(NAN, *both) for both in safe.reshape(-1, 2)])
-    batch, costs = buffer.batch(np.arange(6)), random.integers(9, size=12).astype(float)
-    exact = balanced_limit(costs, batch)
-    batch.safe[:] = (1 - wrong) * batch.safe + wrong * (1 - batch.safe)
-    assert balanced_limit(costs, batch) == exact
+    batch = of_labels(safe)
+    found = balanced_limit(unit * costs + zero, batch)
+    assert found == pytest.approx(unit * balanced_limit(costs, batch) + zero)
 
 
 def test_clips_and_marks_help_in_pretraining_too():
