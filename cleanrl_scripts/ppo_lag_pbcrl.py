@@ -125,7 +125,7 @@ class Args(utils.RunArgs):
 
     @property
     def calm(self) -> float:
-        """Share of training in which λ rests at first, by `rate`: no label told of costs before."""
+        """Share of training in which λ rests at first, but for `accept`: no label told of costs."""
         return 0.0 if self.offline_queries else 0.1
 
     def is_round(self, iteration: int) -> bool:
@@ -352,7 +352,7 @@ def make_constraint(args: Args) -> pbcrl.Constraint:
         return pbcrl.UnsafeRate(args.max_unsafe_rate, calm=args.calm)
     if args.constraint == "accept":
         return pbcrl.Acceptance(args.accept_batch)
-    return pbcrl.LearnedLimit()
+    return pbcrl.LearnedLimit(calm=args.calm)
 
 
 def make_trainer(

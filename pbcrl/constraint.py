@@ -80,10 +80,20 @@ class LearnedLimit(_Stateless):
     """The mean learned cost must not exceed the learned limit: the constraint of the paper.
 
     It is measured in every iteration in which an episode ends.
+
+    Args:
+        calm: As of `UnsafeRate`; 0, as in the paper, where pretraining comes first.
+
+    Raises:
+        ValueError: If it is out of range.
     """
 
-    batch = 0  # it needs pairs alone
-    by_labels = False
+    calm: float = 0.0
+    batch: ClassVar[int] = 0  # it needs pairs alone
+    by_labels: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_in("[0, 1)", calm=self.calm)
 
     def measure(
         self,
@@ -91,10 +101,15 @@ class LearnedLimit(_Stateless):
         learned_costs: NDArray[np.float64],
         learned_limit: float,
         *,
-        done: float = 1.0,  # noqa: ARG002 - it is the same at all times
+        done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """The mean learned cost of the episodes, None without any, and the learned limit."""
-        return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
+        """The mean learned cost of the episodes, and the learned limit.
+
+        None without any, and at the calm beginning.
+        """
+        require_in("[0, 1]", done=done)
+        tells = len(learned_costs) > 0 and done >= self.calm
+        return float(learned_costs.mean()) if tells else None, learned_limit
 
 
 @final

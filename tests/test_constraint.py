@@ -33,6 +33,14 @@ def test_without_an_episode_there_is_no_learned_cost():
     assert LearnedLimit().measure(pairs(0.5), NONE, 3.0) == (None, 3.0)
 
 
+def test_at_a_calm_beginning_no_learned_cost_moves_the_multiplier():
+    constraint, costs = LearnedLimit(calm=0.1), np.array([9.0])
+    assert constraint.measure(Answers(), costs, 3.0, done=0.09) == (None, 3.0)
+    assert constraint.measure(Answers(), costs, 3.0, done=0.1) == (9.0, 3.0)
+    with pytest.raises(ValueError, match=r"calm must lie in \[0, 1\), got 1"):
+        LearnedLimit(calm=1)
+
+
 def test_without_a_model_the_unsafe_rate_is_that_of_labels():
     constraint = UnsafeRate(0.2)
     assert constraint.measure(pairs(0.25), np.array([9.0]), 3.0) == (0.25, 0.2)
