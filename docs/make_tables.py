@@ -78,7 +78,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60"
+SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed"
 """Commits by which trees learn from more than 500 pairs as they do today."""
 
 TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
@@ -102,7 +102,7 @@ MARKED = (
 )
 """Likewise, of the table of marks: all pairs are about the policy's own episodes."""
 
-SINCE_MOVED = ("2e68f11",)
+SINCE_MOVED = "2e68f11", "d68d1eb"
 """Later ones: marks are moved to where other episodes say that it costs, and shared."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
