@@ -38,7 +38,7 @@ _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _FEWEST_MARKED = 20  # unsafe steps that tell which ones are
 _TELLS = 2.0  # times as likely as others is a marked step to cost, by the marks of the others
 _FOLDS = 4  # of marked trajectories: the others tell where the marks of one belong
-_WRONG = 0.05  # of safety labels, whatever the cost
+_BY_CHANCE = 0.05  # of safety labels, whatever the cost
 _SLOPES = 2.0 ** np.arange(9)  # of the chance that one is safe, in standard deviations of C
 _MOST_LIMITS = 200  # that are compared
 _LONGEST_STEP = 10.0  # in units of C, before shrinkage: separable labels would have no end
@@ -913,7 +913,8 @@ def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
     r"""Return the cost at which safe and unsafe are as likely, were there as many of both.
 
     b, with the slope k, by which labels are likeliest: of a trajectory that costs C, drawn from as
-    many that are called safe as unsafe, one in twenty labels, η, is wrong whatever it costs,
+    many that are called safe as unsafe, one label in twenty, η, is given by chance, and half of
+    these are wrong whatever it costs,
 
     .. math::
         P = \frac{q / s}{q / s + (1 - q) / (1 - s)},
@@ -941,12 +942,12 @@ def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
     is_safe, is_unsafe = (np.bincount(place, x) / x.sum() for x in (safe, 1 - safe))
     spread = np.sqrt(np.cov(values, aweights=is_safe + is_unsafe, ddof=0))
     fewest = 1 / len(safe)
-    are_safe = min(max((share - _WRONG / 2) / (1 - _WRONG), fewest), 1 - fewest)
+    are_safe = min(max((share - _BY_CHANCE / 2) / (1 - _BY_CHANCE), fewest), 1 - fewest)
     odds = math.log(are_safe / (1 - are_safe))
     likelihoods = []
     for slope in _SLOPES / spread:
         logit = np.clip(slope * (limits[:, None] - values) + odds, -50, 50)
-        called_safe = _WRONG / 2 + (1 - _WRONG) / (1 + np.exp(-logit))
+        called_safe = _BY_CHANCE / 2 + (1 - _BY_CHANCE) / (1 + np.exp(-logit))
         ratio = called_safe * (1 - share) / ((1 - called_safe) * share)
         likelihoods.append(-np.log1p(1 / ratio) @ is_safe - np.log1p(ratio) @ is_unsafe)
     return float(limits[np.max(likelihoods, axis=0).argmax()])

@@ -771,7 +771,7 @@ def test_one_wrong_label_far_from_the_balanced_limit_does_not_move_it():
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_the_balanced_limit_is_midway_whatever_the_share_of_safe_ones(share):
-    """Costs N(-1, 1) of safe ones and N(1, 1) of unsafe ones; one label in twenty is wrong."""
+    """Costs N(-1, 1) of safe ones and N(1, 1) of unsafe ones; one label in twenty by chance."""
     random = rng(0)
     safe = random.random(4_000) < share
     costs = random.normal(np.where(safe, -1, 1))
