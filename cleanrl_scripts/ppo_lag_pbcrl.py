@@ -123,15 +123,14 @@ class Args(utils.RunArgs):
     def num_iterations(self) -> int:
         return -(-self.total_timesteps // self.batch_size)
 
-    @property
-    def calm(self) -> float:
-        """Share of training in which λ rests at first, but for `accept`: no label told of costs."""
-        return 0.0 if self.offline_queries else 0.1
-
     def is_round(self, iteration: int) -> bool:
         """Whether labels are bought in this iteration: early, before the policy has one way."""
         k = self.finetune_interval
         return iteration <= k or iteration % k == 0 or iteration == self.num_iterations
+
+    def rests(self, iteration: int) -> bool:
+        """Whether λ does, unless batches move it: no label of offline episodes told what costs."""
+        return not self.offline_queries and 10 * (iteration - 1) < self.num_iterations
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""
@@ -349,10 +348,10 @@ def update(
 def make_constraint(args: Args) -> pbcrl.Constraint:
     """What moves λ: edit me."""
     if args.constraint == "rate":
-        return pbcrl.UnsafeRate(args.max_unsafe_rate, calm=args.calm)
+        return pbcrl.UnsafeRate(args.max_unsafe_rate)
     if args.constraint == "accept":
         return pbcrl.Acceptance(args.accept_batch)
-    return pbcrl.LearnedLimit(calm=args.calm)
+    return pbcrl.LearnedLimit()
 
 
 def make_trainer(
@@ -518,9 +517,9 @@ def train(args: Args) -> Path:
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
             learned = cost_model.score(finished)  # (E,)
-            measured, allowed = constraint.measure(
-                answers, learned, cost_model.learned_limit, done=done
-            )
+            measured, allowed = constraint.measure(answers, learned, cost_model.learned_limit)
+            if args.constraint != "accept" and args.rests(iteration):
+                measured = None
             watched = monitor.update(iteration, answers, finished, learned, measured)
             run.lap("cost_model")
 
@@ -545,7 +544,7 @@ def train(args: Args) -> Path:
                 # What all episodes share of a learned cost dilutes its price; marks share nothing.
                 spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
-            if done < args.calm:
+            if args.rests(iteration):
                 # Few labels, and none that says safe: a price would stop the policy.
                 adv_c = adv_c * (buffer.is_trainable or buffer.has_many)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41

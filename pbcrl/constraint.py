@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from pbcrl.errors import require_in
 from pbcrl.feedback import Answers
 
 
@@ -38,8 +37,6 @@ class Constraint(Protocol):
         answers: Answers,
         learned_costs: NDArray[np.float64],
         learned_limit: float,
-        *,
-        done: float = 1.0,
     ) -> tuple[float | None, float]:
         """Return what an iteration measured and what is allowed, for `LagrangeMultiplier.update`.
 
@@ -47,7 +44,6 @@ class Constraint(Protocol):
             answers: Of the iteration's labelling round; `Answers()` if there was none.
             learned_costs: Ĉ(τ) of the episodes that ended in it, (N,); N may be 0.
             learned_limit: The limit of the cost model, in units of these.
-            done: Share of the training that is over, in [0, 1].
 
         Returns:
             The measure, None if nothing was measured; the highest one allowed.
@@ -80,36 +76,19 @@ class LearnedLimit(_Stateless):
     """The mean learned cost must not exceed the learned limit: the constraint of the paper.
 
     It is measured in every iteration in which an episode ends.
-
-    Args:
-        calm: As of `UnsafeRate`; 0, as in the paper, where pretraining comes first.
-
-    Raises:
-        ValueError: If it is out of range.
     """
 
-    calm: float = 0.0
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_in("[0, 1)", calm=self.calm)
 
     def measure(
         self,
         answers: Answers,  # noqa: ARG002 - the cost model has learned from them
         learned_costs: NDArray[np.float64],
         learned_limit: float,
-        *,
-        done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """The mean learned cost of the episodes, and the learned limit.
-
-        None without any, and at the calm beginning.
-        """
-        require_in("[0, 1]", done=done)
-        tells = len(learned_costs) > 0 and done >= self.calm
-        return float(learned_costs.mean()) if tells else None, learned_limit
+        """The mean learned cost of the episodes, None without any; and the learned limit."""
+        return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
 
 
 @final
@@ -141,16 +120,12 @@ class UnsafeRate:
 
     Args:
         max_rate: p*, in (0, 1).
-        calm: Share of the training at whose beginning nothing is measured, so that λ stays: a cost
-            that was learned from the first few labels gives a high price no direction. 0 where
-            there were labels before.
 
     Raises:
-        ValueError: If one of them is out of range.
+        ValueError: If it is out of range.
     """
 
     max_rate: float
-    calm: float = 0.0
     error_sum: float = field(default=0.0, init=False, repr=False)
     """Of labels, 1 unsafe, minus what the model said, by weight."""
     error_weight: float = field(default=0.0, init=False, repr=False)
@@ -167,25 +142,19 @@ class UnsafeRate:
                 f"the highest share of unsafe episodes lies in (0, 1), got {self.max_rate}; at 0 λ "
                 "would rise for ever, at 1 never"
             )
-        require_in("[0, 1)", calm=self.calm)
 
     def measure(
         self,
         answers: Answers,
         learned_costs: NDArray[np.float64],
         learned_limit: float,
-        *,
-        done: float = 1.0,
     ) -> tuple[float | None, float]:
-        """What stands for P, with late labels, None at the calm beginning; and p*."""
-        require_in("[0, 1]", done=done)
+        """What stands for P, with late labels; and p*."""
         kept = self.KEPT * math.exp(-answers.num_judged / self.MEMORY)
         self.error_sum, self.error_weight = kept * self.error_sum, kept * self.error_weight
         if answers.model_error is not None:
             self.error_sum += answers.num_judged * answers.model_error
             self.error_weight += answers.num_judged
-        if done < self.calm:
-            return None, self.max_rate
         if not self.error_weight or not len(learned_costs):
             return answers.unsafe_rate, self.max_rate
         predicted = float((learned_costs > learned_limit).mean())
@@ -238,8 +207,6 @@ class Acceptance(_Stateless):
         answers: Answers,
         learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
         learned_limit: float,  # noqa: ARG002
-        *,
-        done: float = 1.0,  # noqa: ARG002
     ) -> tuple[float | None, float]:
         """1 rejected, 0 accepted, None without an answer, a late one included; and 0.5."""
         if answers.batch is None or math.isnan(answers.batch.safe):

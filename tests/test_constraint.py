@@ -33,14 +33,6 @@ def test_without_an_episode_there_is_no_learned_cost():
     assert LearnedLimit().measure(pairs(0.5), NONE, 3.0) == (None, 3.0)
 
 
-def test_at_a_calm_beginning_no_learned_cost_moves_the_multiplier():
-    constraint, costs = LearnedLimit(calm=0.1), np.array([9.0])
-    assert constraint.measure(Answers(), costs, 3.0, done=0.09) == (None, 3.0)
-    assert constraint.measure(Answers(), costs, 3.0, done=0.1) == (9.0, 3.0)
-    with pytest.raises(ValueError, match=r"calm must lie in \[0, 1\), got 1"):
-        LearnedLimit(calm=1)
-
-
 def test_without_a_model_the_unsafe_rate_is_that_of_labels():
     constraint = UnsafeRate(0.2)
     assert constraint.measure(pairs(0.25), np.array([9.0]), 3.0) == (0.25, 0.2)
@@ -113,17 +105,6 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
     assert abs(np.mean(corrected) - 0.3) < 0.005
     assert abs(said.mean() - 0.3) > 0.03  # the model alone is wrong: 0.34
     assert np.std(corrected) < 0.6 * np.std(by_labels)
-
-
-def test_a_calm_beginning_takes_note_of_labels_and_measures_nothing():
-    constraint, costs = UnsafeRate(0.2, calm=0.1), np.array([9.0])
-    assert constraint.measure(labelled(0.5, 1.0, 8), costs, 3.0, done=0.09) == (None, 0.2)
-    rate, _ = constraint.measure(Answers(), costs, 3.0, done=0.1)
-    assert rate == pytest.approx(1 - 0.95 * 4 / (0.95 * 8 + 3))
-    with pytest.raises(ValueError, match=r"done must lie in \[0, 1\], got 2"):
-        constraint.measure(Answers(), NONE, 0.0, done=2)
-    with pytest.raises(ValueError, match=r"calm must lie in \[0, 1\), got 1"):
-        UnsafeRate(0.2, calm=1)
 
 
 def test_what_is_known_of_the_model_outlives_the_process():

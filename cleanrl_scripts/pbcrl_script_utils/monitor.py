@@ -60,7 +60,7 @@ class LabelMonitor:
             answers: Of its labelling round; empty if it has none.
             finished: The episodes that ended in it.
             learned: Their learned costs, by the model as it is now, (len(finished),).
-            measured: By the constraint, in this iteration.
+            measured: What moves λ in this iteration, if anything.
         """
         limit = self._cost_model.learned_limit
         if self._args.is_round(iteration):

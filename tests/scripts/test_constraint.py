@@ -240,6 +240,25 @@ def test_in_the_first_tenth_costs_have_no_price_before_there_are_labels_of_both_
     assert cheap[2] != dear[2]
 
 
+@pytest.mark.parametrize(
+    ("constraint", "offline_queries", "resting"),
+    [("rate", 0, 2), ("learned", 0, 2), ("accept", 0, 0), ("learned", 100, 0)],
+)
+def test_lambda_rests_in_the_first_tenth_without_offline_labels_unless_batches_move_it(
+    script, make_args, constraint, offline_queries, resting
+):
+    """Two iterations of twelve begin in it. Each has a batch of twelve episodes."""
+    options = {"offline_queries": offline_queries, "cost_limit": 1.0, "safety_noise": 0.0}
+    options |= {"finetune_interval": 1, "num_steps": 300, "total_timesteps": 1_200 * ITERATIONS}
+    if not offline_queries:
+        options["dataset"] = None
+    folder = script.train(make_args("run", constraint=constraint, **options))
+    resting_rows, moved = rows(folder)[:resting], rows(folder)[resting:]
+    assert all((row["measured"], row["multiplier"]) == (None, 1) for row in resting_rows)
+    assert moved[0]["measured"] is not None
+    assert moved[0]["multiplier"] != 1
+
+
 @pytest.mark.filterwarnings("ignore:no labelled trajectory is safe:UserWarning")
 @pytest.mark.parametrize(("queries", "has_price"), [(500, False), (501, True)])
 def test_by_more_than_500_pairs_costs_have_a_price_where_no_episode_is_safe_yet(

@@ -45,7 +45,7 @@ def test_scripts_share_all_that_is_not_their_method(other):
     # Where costs end is the method's, and the scale of advantages; nothing else is its own here.
     advantages = differing(first["4. Advantages"], second["4. Advantages"])
     own = "#", "ends = ", "spread_r, spread_c = adv_scale", "adv_c = adv_c * (spread_r / spread_c)"
-    own += "adv_c = adv_c * (buffer.is_trainable", "if done < args.calm:"
+    own += "adv_c = adv_c * (buffer.is_trainable", "if args.rests(iteration):"
     own += ('if args.constraint != "accept" and not trainer.fits_marks:',)
     assert all(line.startswith(own) for line in advantages)
     setup = differing(first["Setup"], second["Setup"])
