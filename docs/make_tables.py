@@ -325,15 +325,12 @@ def trees() -> dict[str, list[list[str]]]:
             newest = {run["seed"]: run for run in runs if run["seed"] in seeds}  # the file's last
             if variant != "ppo_lag":
                 newest = {s: run for s, run in newest.items() if run["commit"] in TODAY}
-            rows, older = list(newest.values()), list[dict[str, str]]()
+            rows = list(newest.values())
             if variant == "trees_labels":
-                older = [run for run in rows if run["commit"] not in SINCE_MANY]
                 rows = [run for run in rows if run["commit"] in SINCE_MANY]
-            for title, part in ((method, rows), (f"{method}, before {SINCE_MANY[0]}", older)):
-                if not part:
-                    continue
-                row = cells(task, title, part, {})
-                unsafe = interval([100 * r for r in column(part, "violation_rate_stochastic")], 1)
+            if rows:
+                row = cells(task, method, rows, {})
+                unsafe = interval([100 * r for r in column(rows, "violation_rate_stochastic")], 1)
                 made["trees_short"].append([*row[:5], f"{unsafe} %", row[5]])
     return made
 
@@ -419,18 +416,21 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 
 def marks() -> dict[str, list[list[str]]]:
-    """Return the table of policies by a person who marks, by `bench_marks.py`."""
+    """Return the tables of policies by a person who marks, by `bench_marks.py`."""
+    return {"marks": marks_of(SINCE_MOVED), "marks_before": marks_of(MARKED)}
+
+
+def marks_of(commits: Sequence[str]) -> list[list[str]]:
+    """Return the table of the runs by these commits."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    names = "env", "cost_limit", "minutes", "asked", "errors", "max_unsafe_rate"
     for row in read("marks.csv"):
-        if row["commit"] in (*MARKED, *SINCE_MOVED):
-            age = "" if row["commit"] in SINCE_MOVED else f", before {SINCE_MOVED[0]}"
-            found.setdefault((*(row[name] for name in names), age), []).append(row)
-    head = "task, limit", "minutes", "pairs", "the person", "unsafe, at most", "seeds"
+        if row["commit"] in commits:
+            names = "env", "cost_limit", "minutes", "errors", "max_unsafe_rate"
+            found.setdefault(tuple(row[name] for name in names), []).append(row)
+    head = "task, limit", "minutes", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
     made = [[*head, "stochastic policy: return", "true cost", "unsafe episodes", *last]]
-    for (env_id, limit, size, asked, errors, rate, age), rows in sorted(found.items()):
-        pairs = f"{rows[0]['queries_used']} {'marked' if asked == 'marked_pairs' else ''}".rstrip()
+    for (env_id, limit, size, errors, rate), rows in sorted(found.items()):
         judged = [
             (int(row["certificate_unsafe"]), int(row["certificate_episodes"]))
             for row in rows
@@ -445,13 +445,13 @@ def marks() -> dict[str, list[list[str]]]:
         )
         made.append(
             [
-                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, pairs),
-                *(PERSON[errors] + age, rate or "by `learned`", f"{len(rows)}"),
+                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, PERSON[errors]),
+                *(rate or "by `learned`", f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
                 f"{certified} of {len(judged)}" if judged else "",
             ]
         )
-    return {"marks": made}
+    return made
 
 
 def proving() -> dict[str, list[list[str]]]:
