@@ -672,6 +672,14 @@ class _Safety:
         below = torch.sigmoid(self.shift + self._dead_zone - costs)
         return torch.addcmul(self._safe * above, self._unsafe, below, value=-1)
 
+    def curvature_bound(self, costs: Tensor) -> Tensor:
+        """By each cost, (U,)."""
+        above = costs - self.shift
+        if not self._dead_zone:
+            return curvature(above).mul_(self._either)
+        below = curvature(above - self._dead_zone)
+        return torch.addcmul(self._safe * curvature(above), self._unsafe, below)
+
     def centre(self, costs: Tensor) -> None:
         """Put the shift where the loss is lowest, by Newton's method from where it is."""
         for _ in range(20 if self.is_given else 0):
@@ -780,18 +788,9 @@ class _Loss:
         steps = torch.from_numpy(outputs[self._rows.num_steps :].copy())
         self.centre(costs, steps)
         cost_grad, step_grad = (grad.numpy() for grad in self._grads(costs, steps))
-        bound = curvature_bound(
-            costs[: self._num_pair_costs].numpy() - self.limit,
-            self._batch,
-            dead_zone=self._trainer.dead_zone.value,
-        )
-        clip_bound = _mean_curvature(
-            costs[self._num_pair_costs :].numpy() - self.shifts[1], self._clip_safe
-        )
-        step_bound = _mean_curvature(steps.numpy() - self.shifts[2], self._unmarked)
+        cost_bound, step_bound = (bound.numpy() for bound in self._curvature_bounds(costs, steps))
         weight, spread = self._rows.weight, self._rows.spread
-        grad = weight * spread(cost_grad)
-        hess = weight * spread(self._total * np.concatenate([bound, clip_bound]))
+        grad, hess = weight * spread(cost_grad), weight * spread(self._total * cost_bound)
         return (
             self.scale * np.concatenate([grad, step_grad]),
             self.scale * np.concatenate([hess, step_bound]),
@@ -844,6 +843,20 @@ class _Loss:
             grad += 2 * self._snr * self._share * centred
         return torch.cat([grad, clip_grad]), step_grad
 
+    def _curvature_bounds(self, costs: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """Bound the curvature by each cost, (U,), and by the output of each marked step, alone.
+
+        L(C + Δ) <= L(C) + g · Δ + ½ Σ_i κ_i Δ_i² for all Δ. The difference of two costs moves by at
+        most (Δ_i - Δ_j)² <= 2 Δ_i² + 2 Δ_j². The variance term is concave below `max_std`, so its
+        tangent bounds it.
+        """
+        cost, clip_cost = costs.tensor_split([self._num_pair_costs])
+        parts = zip(self._safety, (cost, clip_cost, steps), strict=True)
+        bound, clip_bound, step_bound = (part.curvature_bound(values) for part, values in parts)
+        pair = 2 * self._times * curvature(cost[self._second] - cost[self._first])
+        bound.index_add_(0, self._first, pair).index_add_(0, self._second, pair)
+        return torch.cat([bound, clip_bound]), step_bound
+
     def centre(self, costs: Tensor, steps: Tensor) -> None:
         """Put each shift where its loss is lowest."""
         cost, clip_cost = costs.tensor_split([self._num_pair_costs])
@@ -867,46 +880,13 @@ def _without_safety(batch: PairBatch) -> PairBatch:
     return replace(batch, safe=torch.full_like(batch.safe, math.nan))
 
 
-def curvature_bound(cost: Outputs, batch: PairBatch, *, dead_zone: float) -> Outputs:
-    """Bound the curvature of the preference and safety losses by each trajectory's cost alone.
+def curvature(x: Tensor) -> Tensor:
+    """Return tanh(x / 2) / (2 x), 1/4 at 0: of the parabola above the logistic loss that touches x.
 
-    L(C + Δ) <= L(C) + g · Δ + ½ Σ_i κ_i Δ_i² for all Δ. The logistic loss lies below the parabola
-    of curvature tanh(x / 2) / (2 x) that touches it at x (Jaakkola and Jordan); the difference of
-    two costs moves by at most (Δ_i - Δ_j)² <= 2 Δ_i² + 2 Δ_j². The variance term is concave below
-    `max_std`, so its tangent bounds it.
-
-    Args:
-        cost: C of each trajectory, (U,).
-        batch: Labelled pairs of them.
-        dead_zone: δ.
-
-    Returns:
-        κ, (U,).
+    It lies above it everywhere (Jaakkola and Jordan).
     """
-    first, second = batch.pairs.numpy().T
-    given = ~batch.preference.isnan().numpy()
-    pair = 2 * curvature(cost[second] - cost[first]) * given / max(1, given.sum())
-    bound = np.bincount(np.r_[first, second], np.r_[pair, pair], len(cost)).astype(np.float64)
-    members, safe = batch.pairs.numpy().ravel(), batch.safe.numpy().astype(np.float64).ravel()
-    each = _mean_curvature(cost[members], safe, dead_zone)
-    summed: Outputs = bound + np.bincount(members, each, len(cost))
-    return summed
-
-
-def curvature(x: Outputs) -> Outputs:
-    """tanh(x / 2) / (2 x), 1/4 at 0."""
-    size = np.maximum(np.abs(x), 1e-6)
-    bound: Outputs = np.tanh(size / 2) / (2 * size)
-    return bound
-
-
-def _mean_curvature(cost: Outputs, safe: Outputs, dead_zone: float = 0.0) -> Outputs:
-    """Of the mean cross-entropy of safety labels, NaN not given, by each cost."""
-    given = ~np.isnan(safe)
-    label = np.where(given, safe, 0.0)
-    each = label * curvature(cost) + (1 - label) * curvature(cost - dead_zone)
-    mean: Outputs = each * given / max(1, given.sum())
-    return mean
+    size = x.abs().clamp(min=1e-6)
+    return torch.tanh(size / 2) / (2 * size)
 
 
 def balanced_limit(cost: Outputs, batch: PairBatch) -> float:
