@@ -517,7 +517,9 @@ def train(args: Args) -> Path:
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
             learned = cost_model.score(finished)  # (E,)
-            measured, allowed = constraint.measure(answers, learned, cost_model.learned_limit)
+            measured, allowed = constraint.measure(
+                answers, learned, cost_model.learned_limit, by_marks=trainer.fits_marks
+            )
             if args.constraint != "accept" and args.rests(iteration):
                 measured = None
             watched = monitor.update(iteration, answers, finished, learned, measured)
@@ -594,7 +596,7 @@ def train(args: Args) -> Path:
             checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------
-        chosen = utils.choose_policy(run, agent, args, candidates, cost_model, constraint)
+        chosen = utils.choose_policy(run, agent, args, candidates, trainer, constraint)
         keep()
         judge = utils.Judge.of(cost_model)
         summary = utils.evaluate(run, agent, args, limit, progress.ended, judge, test)

@@ -37,6 +37,8 @@ class Constraint(Protocol):
         answers: Answers,
         learned_costs: NDArray[np.float64],
         learned_limit: float,
+        *,
+        by_marks: bool = False,
     ) -> tuple[float | None, float]:
         """Return what an iteration measured and what is allowed, for `LagrangeMultiplier.update`.
 
@@ -44,6 +46,8 @@ class Constraint(Protocol):
             answers: Of the iteration's labelling round; `Answers()` if there was none.
             learned_costs: Ĉ(τ) of the episodes that ended in it, (N,); N may be 0.
             learned_limit: The limit of the cost model, in units of these.
+            by_marks: Whether it was fitted to marks (`Trainer.fits_marks`), so that learned costs
+                tell how much an episode costs, and not only which cost more.
 
         Returns:
             The measure, None if nothing was measured; the highest one allowed.
@@ -86,6 +90,8 @@ class LearnedLimit(_Stateless):
         answers: Answers,  # noqa: ARG002 - the cost model has learned from them
         learned_costs: NDArray[np.float64],
         learned_limit: float,
+        *,
+        by_marks: bool = False,  # noqa: ARG002
     ) -> tuple[float | None, float]:
         """The mean learned cost of the episodes, None without any; and the learned limit."""
         return float(learned_costs.mean()) if len(learned_costs) else None, learned_limit
@@ -118,6 +124,10 @@ class UnsafeRate:
 
     where both e and g are negative, and P elsewhere.
 
+    A share says nothing of how bad unsafe episodes are, and a policy that may be unsafe in one
+    episode of twenty can cost many times the limit in the mean. By marks it is known how bad: then
+    the mean learned cost must be within b, too, and the measure is at least p* times their ratio.
+
     Args:
         max_rate: p*, in (0, 1).
 
@@ -148,6 +158,8 @@ class UnsafeRate:
         answers: Answers,
         learned_costs: NDArray[np.float64],
         learned_limit: float,
+        *,
+        by_marks: bool = False,
     ) -> tuple[float | None, float]:
         """What stands for P, with late labels; and p*."""
         kept = self.KEPT * math.exp(-answers.num_judged / self.MEMORY)
@@ -165,6 +177,8 @@ class UnsafeRate:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
             if cost < learned_limit:
                 excess = max(excess, min(cost / learned_limit - 1, excess / 5))
+        if by_marks and learned_limit > 0:
+            excess = max(excess, float(learned_costs.mean()) / learned_limit - 1)
         return self.max_rate * (1 + excess), self.max_rate
 
     def state_dict(self) -> dict[str, float]:
@@ -207,6 +221,8 @@ class Acceptance(_Stateless):
         answers: Answers,
         learned_costs: NDArray[np.float64],  # noqa: ARG002 - labels alone count
         learned_limit: float,  # noqa: ARG002
+        *,
+        by_marks: bool = False,  # noqa: ARG002
     ) -> tuple[float | None, float]:
         """1 rejected, 0 accepted, None without an answer, a late one included; and 0.5."""
         if answers.batch is None or math.isnan(answers.batch.safe):

@@ -86,6 +86,24 @@ def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, 
     assert (found / allowed, allowed) == (pytest.approx(measured), 0.2)
 
 
+@pytest.mark.parametrize(
+    ("costs", "by_labels", "by_marks"),
+    [
+        ([0.0] * 19 + [400.0], 1, 2),  # one of twenty is unsafe, as is allowed: the mean is 20
+        ([0.0] * 19 + [30.0], 1, 1),  # the mean is 1.5
+        ([9.0] * 20, 0.8, 0.9),  # λ falls no faster than the mean is below the limit
+        ([0.0] * 20, 0, 0),
+        ([11.0] * 20, 20, 20),  # all are unsafe, by little
+    ],
+)
+def test_by_marks_the_mean_learned_cost_must_be_within_the_limit_too(costs, by_labels, by_marks):
+    """In units of p* = 0.05, with a learned limit of 10."""
+    answers = Answers(model_error=0.0, num_judged=10)
+    for expected, known in ((by_labels, False), (by_marks, True)):
+        found, _ = UnsafeRate(0.05).measure(answers, np.array(costs), 10.0, by_marks=known)
+        assert found / 0.05 == pytest.approx(expected)
+
+
 def test_a_network_whose_limit_is_0_has_no_relative_excess():
     answers = Answers(model_error=0.0, num_judged=10)
     assert UnsafeRate(0.2).measure(answers, np.array([0.1, 0.1]), 0.0) == (1.0, 0.2)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pbcrl import Answers, LearnedCost, Trajectory
+from pbcrl import Answers, Trainer, Trajectory
 from pbcrl.constraint import Constraint
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, Policy
@@ -306,7 +306,7 @@ def choose_policy(
     agent: Any,
     args: Any,
     candidates: Candidates,
-    cost_model: LearnedCost,
+    trainer: Trainer,
     constraint: Constraint,
 ) -> dict[str, int]:
     """Choose among the candidates of a run by fresh episodes; return what its summary has of it.
@@ -330,8 +330,13 @@ def choose_policy(
             )
             returns += new.tolist()
             episodes += played
-        rule, learned = copy.deepcopy(constraint), cost_model.score(episodes)  # it has a memory
-        measured, allowed = rule.measure(Answers(), learned, cost_model.learned_limit)
+        rule, cost_model = copy.deepcopy(constraint), trainer.model  # it has a memory
+        measured, allowed = rule.measure(
+            Answers(),
+            cost_model.score(episodes),
+            cost_model.learned_limit,
+            by_marks=trainer.fits_marks,
+        )
         return None if measured is None else measured - allowed, float(np.mean(returns))
 
     with run.phase("choose among the policies of the training", stage="choose"):
