@@ -78,7 +78,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed"
+SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709"
 """Commits by which trees learn from more than 500 pairs as they do today."""
 
 TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
@@ -104,6 +104,9 @@ MARKED = (
 
 SINCE_MOVED = "2e68f11", "d68d1eb"
 """Later ones: marks are moved to where other episodes say that it costs, and shared."""
+
+SINCE_MEAN = ("2fe1c63",)
+"""Later ones: by `rate`, too, the mean learned cost must be within the learned limit."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -417,10 +420,13 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 def marks() -> dict[str, list[list[str]]]:
     """Return the tables of policies by a person who marks, by `bench_marks.py`."""
-    return {"marks": marks_of(SINCE_MOVED), "marks_before": marks_of(MARKED)}
+    head, *today = marks_of(SINCE_MEAN)
+    _, *before = marks_of(SINCE_MOVED, f", before {SINCE_MEAN[0]}")
+    rows = sorted([*today, *before], key=lambda row: row[0])
+    return {"marks": [head, *rows], "marks_before": marks_of(MARKED)}
 
 
-def marks_of(commits: Sequence[str]) -> list[list[str]]:
+def marks_of(commits: Sequence[str], age: str = "") -> list[list[str]]:
     """Return the table of the runs by these commits."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in read("marks.csv"):
@@ -445,7 +451,7 @@ def marks_of(commits: Sequence[str]) -> list[list[str]]:
         )
         made.append(
             [
-                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, PERSON[errors]),
+                *(f"{env_id.rpartition('-')[0]}, {float(limit):g}", size, PERSON[errors] + age),
                 *(rate or "by `learned`", f"{len(rows)}"),
                 *(interval(column(rows, name), digits) for name, digits in measured),
                 f"{certified} of {len(judged)}" if judged else "",
