@@ -130,7 +130,7 @@ class Args(utils.RunArgs):
         return iteration <= k or iteration % k == 0 or iteration == self.num_iterations
 
     def rests(self, iteration: int) -> bool:
-        """Whether λ does, unless batches move it: no label of offline episodes told what costs."""
+        """Whether it is too early for a price: no label of offline episodes told what costs."""
         return not self.offline_queries and 10 * (iteration - 1) < self.num_iterations
 
     def due(self, iteration: int) -> int:
@@ -522,7 +522,7 @@ def train(args: Args) -> Path:
                 answers, learned, cost_model.learned_limit, by_marks=trainer.fits_marks
             )
             if args.constraint != "accept" and args.rests(iteration):
-                measured = None
+                measured = None  # λ rests; what is said of a whole batch needs no learned cost
             watched = monitor.update(iteration, answers, finished, learned, measured)
             run.lap("cost_model")
 

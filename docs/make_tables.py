@@ -427,10 +427,10 @@ def marks() -> dict[str, list[list[str]]]:
 
 
 def marks_of(commits: Sequence[str], age: str = "") -> list[list[str]]:
-    """Return the table of the runs by these commits."""
+    """Return the table of the runs by these commits that asked for marked pairs."""
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in read("marks.csv"):
-        if row["commit"] in commits:
+        if row["commit"] in commits and row["asked"] == "marked_pairs":
             names = "env", "cost_limit", "minutes", "errors", "max_unsafe_rate"
             found.setdefault(tuple(row[name] for name in names), []).append(row)
     head = "task, limit", "minutes", "the person", "unsafe, at most", "seeds"

@@ -227,7 +227,10 @@ def test_the_bound_is_tight_where_a_single_safe_episode_costs_0():
     buffer.add_labels([(0, 1)], [Label(NAN, 1, NAN)])
     batch = buffer.batch(np.array([0]))
     rows = Rows(model, batch.trajectories, (), max_rows=9, rng=rng())
-    grad, hess = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ()).gradient(np.zeros(2))
+    loss = _Loss(TreeTrainer(model, rng=rng()), rows, batch, (), ())
+    bound, _ = loss._curvature_bounds(torch.zeros(2).double(), torch.zeros(0).double())
+    assert bound.tolist() == pytest.approx([1 / 4, 0])
+    grad, hess = loss.gradient(np.zeros(2))
     assert grad.tolist() == pytest.approx([0.5 / 2, 0])
     assert hess.tolist() == pytest.approx([0.25 / 4, 0])
 
