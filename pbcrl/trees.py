@@ -246,7 +246,7 @@ class TreeCost(LearnedCost):
             actions: Executed actions a_t, (..., act_dim).
 
         Returns:
-            c(s_t, a_t), (...,), per step; lower is safer.
+            c(s_t, a_t), (...,), per step; lower is safer. NaN where an input is.
 
         Raises:
             ValueError: If the last axes are not obs_dim and act_dim, or the others differ.
@@ -354,6 +354,8 @@ class TreeCost(LearnedCost):
         columns = self.columns(flat_obs, actions.to(device).reshape(-1, self.act_dim))
         size = max(1, _COMPARISONS // max(1, self._thresholds.numel()))
         costs = torch.cat([self._outputs(part) for part in columns.split(size)], dim=1)
+        # NaN is above no threshold, so that trees would take it for a number.
+        costs = costs.masked_fill(columns.isnan().any(dim=1), torch.nan)
         return self.output_scale * costs.view(self.num_members, *batch)
 
     @torch.no_grad()

@@ -96,6 +96,21 @@ def test_the_exported_costs_are_ours_to_1e_6_on_10_000_steps(tmp_path, make):
     assert (about["horizon"], about["discount"], about["env_id"]) == ("50", "1.0", "Walk")
 
 
+@pytest.mark.parametrize("make", [trained, ensemble, trees, members])
+def test_a_step_with_an_unknown_input_has_an_unknown_cost_here_and_there(tmp_path, make):
+    model = make()
+    export_onnx(model, tmp_path / "cost.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "cost.onnx")
+    obs, actions = steps(9)
+    known = model(torch.from_numpy(obs), torch.from_numpy(actions))
+    obs[3, -1] = actions[5, 0] = np.nan
+    ours = model(torch.from_numpy(obs), torch.from_numpy(actions))
+    (cost,) = session.run(None, {"obs": obs, "actions": actions})
+    assert np.isnan(cost).nonzero()[0].tolist() == ours.isnan().nonzero()[:, 0].tolist() == [3, 5]
+    rest = ~np.isnan(cost)
+    np.testing.assert_allclose(cost[rest], known[rest].detach(), rtol=0, atol=1e-6)
+
+
 def test_an_image_model_is_exported_with_bytes_as_input(tmp_path):
     torch.manual_seed(0)
     model = CostModel(Box(0, 255, (17, 12, 3), np.uint8), Discrete(3))

@@ -38,8 +38,8 @@ def export_onnx(
     """Write a cost model as ONNX, atomically.
 
     Inputs: `obs` (steps, *obs_shape), raw, float32 or, of an image, uint8; `actions` (steps,
-    act_dim), as executed, float32. Output: `cost` (steps,), float32, what `step_cost` returns. The
-    reader checks its inputs: nothing here refuses NaN.
+    act_dim), as executed, float32. Output: `cost` (steps,), float32, what `step_cost` returns; NaN
+    where an input is. The reader checks its inputs: nothing here refuses them.
 
     Metadata, as text: `learned_limit`, `horizon` (empty for any), `discount`, `env_id`, `pbcrl`. An
     episode is judged safe if the sum of discount^t * cost_t is at most `learned_limit`; it must
@@ -141,7 +141,12 @@ def _written(model: TreeCost) -> Any:
             add("ReduceL2", ["deviations", axis], "norm", keepdims=1)  # √M standard deviations
             price = constant("price", model.pessimism * model.num_members**-0.5, np.float32)
             cost = add("Add", ["mean", add("Mul", ["norm", price], "margin")], "pessimistic")
-    add("Squeeze", [cost, axis], "cost")
+    # NaN is above no threshold, so that trees would take it for a number.
+    found = add("Cast", [add("IsNaN", ["columns"], "unknown")], "found", to=TensorProto.FLOAT)
+    one = add("ReduceMax", [found, axis], "one", keepdims=1)
+    is_unknown = add("Cast", [one], "is_unknown", to=TensorProto.BOOL)
+    unknown = constant("nan", [np.nan], np.float32)
+    add("Squeeze", [add("Where", [is_unknown, unknown, cost], "known"), axis], "cost")
 
     def rows(name: str, *sizes: int) -> Any:
         return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["steps", *sizes])
