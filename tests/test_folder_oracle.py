@@ -9,7 +9,7 @@ from pbcrl.errors import BudgetError, StorageError
 from pbcrl.feedback import FeedbackLoop
 from pbcrl.label.folder_oracle import FolderOracle, read_clips, read_labelled
 from pbcrl.label.replay import Replay
-from pbcrl.label.store import LabelStore
+from pbcrl.label.store import LabelStore, read_pairs_to_come
 from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 from .people import answer, query_of, questions
@@ -129,6 +129,31 @@ def test_who_waits_is_told_the_minutes_by_the_pace_of_people_as_soon_as_it_is_kn
         "waiting for people: 0 of 40 answered, about 10 min to go",
         "waiting for people: 0 of 40 answered, about 38 min to go",
     ]
+
+
+def test_who_waits_is_told_the_minutes_of_what_the_run_may_still_ask_too(tmp_path):
+    """Of 150 pairs 9 are asked, for two people each: 18 * 7 seconds, and 282 * 7 more."""
+    said = []
+    oracle = FolderOracle(tmp_path, annotators=2, budget=150, say=said.append)
+    assert read_pairs_to_come(tmp_path) == 150
+    oracle.submit([query(2 * i, 2 * i + 1) for i in range(9)])
+    assert read_pairs_to_come(tmp_path) == 141
+    oracle.collect(wait=0.01)
+    assert said[0].split(";")[0] == (
+        "waiting for people: 0 of 9 answered, about 3 min to go, 35 with the 141 questions to come"
+    )
+    oracle.close()
+    again = FolderOracle(tmp_path, budget=150)  # knows what it has asked
+    assert read_pairs_to_come(tmp_path) == 141
+    again.close()
+    FolderOracle(tmp_path).close()  # has no bound
+    assert read_pairs_to_come(tmp_path) is None
+
+
+@pytest.mark.parametrize("told", [b"-3", b"many", b"9" * 5_000, "٣".encode()])
+def test_nothing_odd_in_the_lock_is_taken_for_a_number_of_pairs(tmp_path, told):
+    (tmp_path / ".oracle.lock").write_bytes(told)
+    assert read_pairs_to_come(tmp_path) in (None, 999_999_999)
 
 
 def test_the_page_s_command_names_the_env_s_own_module_after_a_restart_too(tmp_path):

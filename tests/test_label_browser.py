@@ -238,6 +238,19 @@ def test_what_an_earlier_run_has_left_comes_last_and_is_counted_apart(browser, t
         assert len(later.collect()) == 1
 
 
+def test_the_minutes_of_what_the_run_may_still_ask_are_told_too(browser, tmp_path):
+    oracle = FolderOracle(tmp_path, budget=1_000)
+    oracle.submit([Query(episode(1), episode(0)), Query(episode(2), episode(0))])
+    for number in (1, 2):
+        oracle.store.answer(number, Label(0.5, 1, 1), annotator="Ada", seconds=6.0)
+    oracle.submit([Query(episode(3), episode(0))])
+    with serving(tmp_path) as url, opened(browser, url) as page:
+        told = "2 answered · 1 left · 6.0 s each · about 1 min to go, 100 with the 997 to come"
+        until(page, f"document.getElementById('told').textContent === '{told}'")
+        assert page.evaluate("document.getElementById('progress').max") == 1_000
+    oracle.close()
+
+
 def test_two_tabs_of_one_person_and_another_person_get_different_questions(browser, tmp_path):
     fill(tmp_path, 4)
     with serving(tmp_path) as url, opened(browser, url) as first:

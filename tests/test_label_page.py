@@ -427,10 +427,11 @@ def test_a_second_window_is_told_of_an_answer_that_it_did_not_know(page):
 
 
 def test_the_page_says_whether_a_run_may_ask_more(page, tmp_path):
-    oracle = FolderOracle(tmp_path / "folder")
-    assert page.next()["run_is_active"]
-    oracle.close()
-    assert not page.next()["run_is_active"]
+    for budget, to_come in ((None, None), (20, 17)):  # three are asked
+        oracle = FolderOracle(tmp_path / "folder", budget=budget)
+        assert (page.next()["run_is_active"], page.next()["to_come"]) == (True, to_come)
+        oracle.close()
+        assert (page.next()["run_is_active"], page.next()["to_come"]) == (False, 0)
 
 
 def test_the_task_s_own_words_are_read_from_the_folder(page, tmp_path):

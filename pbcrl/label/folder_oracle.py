@@ -26,7 +26,7 @@ from pbcrl.errors import CorruptFileError
 from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.standing import Kind
-from pbcrl.label.store import LabelStore, hold_folder, question_digest
+from pbcrl.label.store import LabelStore, hold_folder, question_digest, tell_pairs_to_come
 from pbcrl.oracle import check_batch, check_store, num_queries
 from pbcrl.trajectory import AnyLabel, GridLabel, Label, Query, Trajectory
 from pbcrl.tree_trainer import Clip
@@ -85,8 +85,8 @@ class FolderOracle:
         self._poll_seconds = poll_seconds
         self.store = LabelStore(self.folder, create=True)
         """The questions and answers."""
-        held = hold_folder(self.folder, by="oracle")
-        self.close = finalize(self, _close, self.store, held)
+        self._held = hold_folder(self.folder, by="oracle")
+        self.close = finalize(self, _close, self.store, self._held)
         """Let another oracle use the folder; a second call does nothing."""
         self._submitted = 0
         self._open: dict[int, int] = {}  # the store's number of each that waits, by ours
@@ -99,6 +99,12 @@ class FolderOracle:
         self._asked = {
             one.digest: (one.id, _cost(one.kind, len(one.members))) for one in self.store.asked(run)
         }
+        tell_pairs_to_come(self._held, self._num_to_come)
+
+    @property
+    def _num_to_come(self) -> int | None:
+        """Pairs that this run may still ask."""
+        return None if self.budget is None else max(self.budget - self.queries_used, 0)
 
     @property
     def queries_used(self) -> int:
@@ -201,6 +207,7 @@ class FolderOracle:
         self._num_events = -1  # what had enough answers may want more now
         number_of = dict(zip(digests, numbers, strict=True))
         self._asked |= {digest: (number_of[digest], cost) for digest, cost in costs.items()}
+        tell_pairs_to_come(self._held, self._num_to_come)
         ours = list(range(self._submitted, self._submitted + len(questions)))
         self._submitted += len(questions)
         self._open |= {n: self._asked[digest][0] for n, digest in zip(ours, digests, strict=True)}
@@ -232,10 +239,15 @@ class FolderOracle:
             if missing == 0 or now >= end:
                 return found
             if self._say is not None and answered != said[0] and now - said[1] >= 10:
-                minutes = max(1, math.ceil(self.store.seconds_left(asked) / 60))
+                more = self._num_to_come or 0
+                minutes, in_all = (
+                    max(1, math.ceil(self.store.seconds_left(asked, pairs=pairs) / 60))
+                    for pairs in (0, more * self._annotators)
+                )
+                later = f", {in_all} with the {more} questions to come" if more else ""
                 self._say(
                     f"waiting for people: {answered} of {len(asked)} answered, about {minutes} min "
-                    f"to go; the page: {self._command(asked)}"
+                    f"to go{later}; the page: {self._command(asked)}"
                 )
                 said = answered, now
             time.sleep(min(self._poll_seconds, max(end - now, 0)))

@@ -614,15 +614,17 @@ function tell(found) {
   if (found.skipped) parts.push(`${found.skipped} put off`);
   if (found.median_seconds !== null) {
     parts.push(`${found.median_seconds.toFixed(1)} s each`);
-    const minutes = Math.ceil((found.median_seconds * left) / 60);
-    const unbounded = found.run_is_active ? " if the run asks no more" : "";
-    if (left) parts.push(`about ${minutes} min to go${unbounded}`);
+    const minutes = (count) => Math.ceil((found.median_seconds * count) / 60);
+    const more = found.to_come;
+    const later = more === null ? " if the run asks no more"
+      : more ? `, ${minutes(left + more)} with the ${more} to come` : "";
+    if (left || more) parts.push(`about ${minutes(left)} min to go${later}`);
   }
   if (found.of_others) {
     parts.push(`${found.of_others} open question${found.of_others === 1 ? "" : "s"} of another run`);
   }
   $("told").textContent = parts.join(" · ");
-  $("progress").max = found.answered + left || 1;
+  $("progress").max = found.answered + left + (found.to_come ?? 0) || 1;
   $("progress").value = found.answered;
 }
 

@@ -45,7 +45,13 @@ from pbcrl.label.clips import (
 from pbcrl.label.draw import command as draw_command
 from pbcrl.label.export import agreement, disagreements
 from pbcrl.label.standing import Question
-from pbcrl.label.store import ConflictError, LabelStore, checked_name, hold_folder
+from pbcrl.label.store import (
+    ConflictError,
+    LabelStore,
+    checked_name,
+    hold_folder,
+    read_pairs_to_come,
+)
 from pbcrl.trajectory import AnyLabel, BatchLabel, GridLabel, Label, Stretches
 
 _PAGE = {
@@ -309,7 +315,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "of_others": progress.of_others,
             "median_seconds": progress.median_seconds,
             "asked": store.num_questions,
-            "run_is_active": self._run_is_active(),
+            "run_is_active": (is_active := self._run_is_active()),
+            "to_come": read_pairs_to_come(store.folder) if is_active else 0,
             "open_for_others": store.num_open(),
         }
 

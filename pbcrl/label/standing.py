@@ -254,11 +254,15 @@ class Standing:
         of_others = len(found - self.first)
         return Progress(len(person.answered), skipped, len(found), of_others, upcoming, median)
 
-    def seconds_left(self, numbers: Iterable[int]) -> float:
+    def seconds_left(self, numbers: Iterable[int], *, pairs: int = 0) -> float:
         """What people still need for these questions, as if one answered after the other.
 
         Of each kind by the median of the last 100 answers of all people, or `SECONDS` if there is
         none.
+
+        Args:
+            numbers: Of the questions.
+            pairs: Answers about pairs that will be asked for besides.
         """
         pace: dict[Kind, list[float]] = {kind: [] for kind in SECONDS}
         for event in self.events():
@@ -267,7 +271,7 @@ class Standing:
         each = {k: np.median(pace[k][-_PACE:]) if pace[k] else SECONDS[k] for k in SECONDS}
         asked = [self.questions[number] for number in numbers if number in self.open]
         missing = {one.id: one.wanted - len(self._answers[one.id]) for one in asked}
-        return float(sum(missing[one.id] * each[one.kind] for one in asked))
+        return float(sum(missing[one.id] * each[one.kind] for one in asked) + pairs * each["pair"])
 
     def _taken(self, annotator: str, claims: Sequence[Claim]) -> set[int]:
         """Questions that others are at work on, as many of them as are still wanted."""

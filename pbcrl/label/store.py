@@ -20,6 +20,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, final
@@ -500,10 +501,10 @@ class LabelStore:
             claims = self._claims()
             return self._stand().progress(checked_name(annotator), tab, claims, most=most)
 
-    def seconds_left(self, numbers: Iterable[int]) -> float:
+    def seconds_left(self, numbers: Iterable[int], *, pairs: int = 0) -> float:
         """See `Standing.seconds_left`."""
         with self._db.lock:
-            return self._stand().seconds_left(numbers)
+            return self._stand().seconds_left(numbers, pairs=pairs)
 
     @property
     def num_questions(self) -> int:
@@ -694,6 +695,8 @@ def _crc32(event: Sequence[Any], many: str | None) -> int:
 def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
     """Keep others of a kind, "oracle" or "annotator", out of a folder until the file is closed.
 
+    What is written to the file is `tell_pairs_to_come`'s.
+
     Args:
         folder: The label folder.
         by: The kind.
@@ -717,6 +720,27 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def tell_pairs_to_come(held: IO[bytes], number: int | None) -> None:
+    """Let the page know how many pairs the run that holds a folder may still ask; None: not known.
+
+    Args:
+        held: Of `hold_folder`.
+        number: At least 0.
+    """
+    with suppress(OSError):  # a full disk; the page says less, then
+        held.truncate(0)
+        held.write(b"" if number is None else b"%d" % number)
+        held.flush()
+
+
+def read_pairs_to_come(folder: Path) -> int | None:
+    """What `tell_pairs_to_come` has told last; None if it is not known."""
+    with suppress(OSError), open_regular(folder / ".oracle.lock") as file:
+        found = file.read(9)
+        return int(found) if found.isdigit() else None
+    return None
 
 
 def _row(label: AnyLabel) -> tuple[Any, ...]:

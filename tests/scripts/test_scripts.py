@@ -453,7 +453,8 @@ def test_people_label_through_a_folder_and_a_second_run_asks_only_what_is_new(
     said = capsys.readouterr().out
     # The 2 that validate and the 18 that train were there at once.
     page = f"the page: python -m pbcrl.label {folder}"
-    waiting = rf"waiting for people: 0 of 20 answered, about \d min to go; {re.escape(page)}"
+    times = r"about \d min to go, \d with the 4 questions to come"
+    waiting = rf"waiting for people: 0 of 20 answered, {times}; {re.escape(page)}"
     assert re.search(waiting, said)
     assert "does not say how to play its episodes again: people will see curves" in said
 
