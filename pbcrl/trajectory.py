@@ -275,7 +275,7 @@ class GridLabel:
         if not (are_answers and self.safe):
             raise ValueError(
                 "the label of a grid has 1 (safe), 0 (unsafe) or NaN (not given) for each of its "
-                f"trajectories, got {self.safe}"
+                f"trajectories, got {self.safe}; give one of these for each"
             )
 
 

@@ -321,6 +321,15 @@ class TreeTrainer(Trainer):
                 f"all {len(are_safe)} labelled clips are {kind}, which tells no step from another; "
                 f"have {other} ones labelled, too, or shorter ones",
             )
+        steps = np.concatenate([np.zeros(0), *(np.asarray(one.unsafe, float) for one in marks)])
+        known = steps[~np.isnan(steps)]
+        if len(known) and (known == known[0]).all():
+            kind, other = ("unsafe", "safe") if known[0] else ("safe", "unsafe")
+            self._warn_once(
+                UserWarning,
+                f"all {len(known)} marked steps are {kind}, which tells no step from another; mark "
+                f"trajectories with {other} ones, too",
+            )
 
     def _fit(self, buffer: PreferenceBuffer) -> float:
         self._check_labels(buffer)

@@ -636,6 +636,7 @@ def test_the_limit_by_marks_tells_safe_episodes_from_unsafe_ones():
     assert 4 < trainer.model.learned_limit * 20**0.5 < 5
 
 
+@pytest.mark.filterwarnings("ignore:all 1200 marked steps are safe:UserWarning")
 @pytest.mark.parametrize(
     ("change", "is_by_marks"),
     [
@@ -817,6 +818,14 @@ def test_clips_that_are_all_alike_are_told_of_and_what_has_no_answer_counts_for_
     clips = [Clip(t, 1.0) for t in peaky_episodes(3, seed=3)] + [Clip(buffer.trajectories[0], NAN)]
     with pytest.warns(UserWarning, match="all 3 labelled clips are safe, .* have unsafe ones"):
         trainer.fit(buffer, clips=clips)
+
+
+@pytest.mark.parametrize(("mark", "message"), [(1, "unsafe, .* safe"), (0, "safe, .* unsafe")])
+def test_marks_that_are_all_alike_are_told_of(mark, message):
+    trainer, buffer = fresh_trainer(rounds=2), labelled(40, seed=1)
+    marks = [Marks(t, np.full(len(t), float(mark))) for t in peaky_episodes(3, seed=3)]
+    with pytest.warns(UserWarning, match=f"all 60 marked steps are {message} ones, too"):
+        trainer.fit(buffer, marks=marks)
 
 
 def test_clips_without_pairs_of_episodes_are_refused():
