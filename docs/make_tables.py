@@ -78,7 +78,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709"
+SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", "bd231d3"
 """Commits by which trees learn from more than 500 pairs as they do today."""
 
 TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
