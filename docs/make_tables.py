@@ -105,7 +105,7 @@ MARKED = (
 SINCE_MOVED = "2e68f11", "d68d1eb"
 """Later ones: marks are moved to where other episodes say that it costs, and shared."""
 
-SINCE_MEAN = ("2fe1c63",)
+SINCE_MEAN = "2fe1c63", "bd231d3"
 """Later ones: by `rate`, too, the mean learned cost must be within the learned limit."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
