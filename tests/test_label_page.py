@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import zipfile
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import gymnasium as gym
 import numpy as np
@@ -891,8 +891,14 @@ while True:  # a fork per start: Python itself would take seconds
 def test_every_acknowledged_answer_is_there_once_however_often_the_server_is_killed(
     tmp_path, answers, kills
 ):
-    """Two people answer through the page's requests, and send again what was not acknowledged."""
-    asked(tmp_path, answers).close()
+    """Two people answer through the page's requests, and send again what was not acknowledged.
+
+    Of three questions one is a pair, one a pair whose unsafe steps are marked, and one a grid.
+    """
+    with closing(LabelStore(tmp_path, create=True)) as store:
+        for i in range(answers):
+            one, other = episode(2 * i), episode(2 * i + 1)
+            store.ask([("grid", (one, other, one)) if i % 3 == 2 else ("pair", (one, other))])
     children = subprocess.Popen(
         [sys.executable, "-c", SERVE, tmp_path], stdout=subprocess.PIPE, text=True
     )
@@ -911,15 +917,21 @@ def test_every_acknowledged_answer_is_there_once_however_often_the_server_is_kil
 
     def person(name):
         while question := until_it_is_acknowledged(Page.next, name)["question"]:
-            number, preference = question["id"], [0, 0.5, 1][question["id"] % 3]
+            number, preference = question["id"], [0, 0.5, 1][question["id"] % 7 % 3]
             event = {"token": f"{name}-{number}", "replaces": question["replaces"]}
+            given, label = [preference, 1, 1], Label(preference, 1, 1)
+            if number % 3 == 2:
+                given = {"answers": given, "unsafe": [[[1, 2]], None]}
+                label = Label(preference, 1, 1, first_unsafe=((1, 2),))
+            if question["kind"] == "grid":
+                given, label = {"safe": [1, 0, 1]}, GridLabel((1, 0, 1))
 
-            def answer(page, number=number, preference=preference, event=event):
-                status, found = page.answer(number, [preference, 1, 1], **event)
+            def answer(page, number=number, given=given, event=event):
+                status, found = page.answer(number, given, **event)
                 assert status == 200, found
 
             until_it_is_acknowledged(answer, name)
-            acknowledged.append((number, name, preference))
+            acknowledged.append((number, name, label))
 
     start()
     people = [threading.Thread(target=person, args=(name,)) for name in ("Ada", "Bob")]
@@ -941,7 +953,7 @@ def test_every_acknowledged_answer_is_there_once_however_often_the_server_is_kil
         children.wait()
         children.stdout.close()
     store = LabelStore(tmp_path)
-    found = [(event.query, event.annotator, event.label.preference) for event in store.events()]
-    assert sorted(found) == sorted(acknowledged)
+    found = [(event.query, event.annotator, event.label) for event in store.events()]
+    assert sorted(found, key=lambda one: one[0]) == sorted(acknowledged, key=lambda one: one[0])
     assert store.num_events == len(found) == answers  # each is there once, and none besides
     assert {name for _, name, _ in found} == {"Ada", "Bob"}

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import zlib
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -903,7 +904,7 @@ hook = ctypes.CFUNCTYPE(None, ctypes.c_int)(recorder.on_fsync)
 recorder.fsync = lambda descriptor: None  # of files elsewhere
 ctypes.CDLL(library).set_sync_hook(hook)
 from pbcrl.label.store import LabelStore
-from pbcrl.trajectory import Label
+from pbcrl.trajectory import GridLabel, Label
 store = LabelStore(folder)
 while question := store.next_for("Ada"):
     for token in ("answer", "undo", "again") if question.id % 5 == 0 else ("answer",):
@@ -911,7 +912,8 @@ while question := store.next_for("Ada"):
         if token.startswith("undo"):
             store.undo(annotator="Ada", token=token)
         else:
-            label = Label(0.25, 0, 1, first_unsafe=((0, 1),))
+            marked = Label(0.25, 0, 1, first_unsafe=((0, 1),))
+            label = GridLabel((0.0, 1.0, float("nan"))) if question.kind == "grid" else marked
             store.answer(question.id, label, annotator="Ada", token=token)
         print(token, flush=True)
 """
@@ -938,7 +940,11 @@ def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, syn
     """The process dies at a random sync; of what was not synced, the disk may hold anything."""
     rng = random.Random(seed)
     folder = tmp_path / "disk"
-    asked(folder, 40).close()
+    with closing(LabelStore(folder, create=True)) as store:
+        for i in range(20):
+            pair = episode(2 * i), episode(2 * i + 1)
+            grid = episode(i), episode(i + 1), episode(i + 2)
+            store.ask([("pair", pair), ("grid", grid)])
     disk = PowerCut(folder, scratch=tmp_path / "scratch")
     env = disk.env(at=rng.randrange(2, 60)) | {"LD_PRELOAD": str(sync_library)}
     done = subprocess.run(
@@ -960,7 +966,11 @@ def test_after_a_power_cut_every_acknowledged_answer_is_there_once(tmp_path, syn
     assert len(store.questions()) == 40
     labels = store.labels()
     assert labels.keys() >= {int(t.split("-")[1]) for t in found if "again" in t}
-    assert all(one.first_unsafe == ((0, 1),) for one in labels.values())
+    for number, label in labels.items():
+        if store.question(number).kind == "grid":
+            assert repr(label) == "GridLabel(safe=(0.0, 1.0, nan))"
+        else:
+            assert label.first_unsafe == ((0, 1),)
 
 
 @pytest.mark.parametrize("seconds", [8, np.int64(8), np.float32(8)])
