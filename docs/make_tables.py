@@ -81,6 +81,9 @@ TREES = {
 SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", "bd231d3"
 """Commits by which trees learn from more than 500 pairs as they do today."""
 
+SINCE_REST = ("bd231d3",)
+"""Commits by which λ rests first by `learned`, too."""
+
 TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
 """Commits of the short table, by which trees learn from fewer as they do today.
 
@@ -331,6 +334,8 @@ def trees() -> dict[str, list[list[str]]]:
             rows = list(newest.values())
             if variant == "trees_labels":
                 rows = [run for run in rows if run["commit"] in SINCE_MANY]
+            if variant.startswith("trees_learned"):
+                rows = [run for run in rows if run["commit"] in SINCE_REST]
             if rows:
                 row = cells(task, method, rows, {})
                 unsafe = interval([100 * r for r in column(rows, "violation_rate_stochastic")], 1)
