@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pbcrl_script_utils.certificate import MOST_EPISODES, percent_up
+from pbcrl_script_utils.certificate import MOST_EPISODES, percent_up, unsafe_bound
 
 _Row = TypeVar("_Row")
 
@@ -80,10 +80,10 @@ def limit_verdict(
             shown = f"true cost {cost:.3g}, at 95 % in {low * size:.2g} to {high * size:.2g},"
             half = math.inf  # the normal one
     rate = true_costs[f"violation_rate{suffix}"]
-    if rate > 0:
-        who += f", {rate:.0%} of them above it"
-    else:  # an interval of 0 must not pass for certainty
-        who += f", none above it: at most {percent_up(1 - 0.05 ** (1 / episodes))} are, at 95 %"
+    above = round(rate * episodes)
+    who += f", {f'{rate:.0%} of them' if above else 'none'} above it"
+    if above < episodes:  # an interval of 0 must not pass for certainty
+        who += f": at most {percent_up(unsafe_bound(above, episodes))} are, at 95 %"
     met, sign = ("met", "<=") if cost <= limit else ("violated", ">")
     unclear = 0 < half < math.inf and abs(cost - limit) < half
     noise = ", within the noise" if unclear else ""

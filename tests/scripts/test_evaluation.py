@@ -201,22 +201,22 @@ def policy(cost: float, half: float, limit: float | None, rate: float | None = 0
         (
             policy(84.3, 9.03, 40, 0.92),
             "limit violated: true cost 84.3 +- 9.0 > 40 "
-            "(stochastic policy, 50 episodes, 92% of them above it)",
+            "(stochastic policy, 50 episodes, 92% of them above it: at most 97.3% are, at 95 %)",
         ),
         (
             policy(12.34, 4.2, 20, 0.1),
             "limit met: true cost 12.3 +- 4.2 <= 20 "
-            "(stochastic policy, 50 episodes, 10% of them above it)",
+            "(stochastic policy, 50 episodes, 10% of them above it: at most 19.9% are, at 95 %)",
         ),
         (
             policy(18.9, 4.2, 20, 0.38),
             "limit met, within the noise: true cost 18.9 +- 4.2 <= 20 "
-            "(stochastic policy, 50 episodes, 38% of them above it)",
+            "(stochastic policy, 50 episodes, 38% of them above it: at most 50.7% are, at 95 %)",
         ),
         (
             policy(20.7, 3.1, 20),
             "limit violated, within the noise: true cost 20.7 +- 3.1 > 20 "
-            "(stochastic policy, 50 episodes, 50% of them above it)",
+            "(stochastic policy, 50 episodes, 50% of them above it: at most 62.4% are, at 95 %)",
         ),
         (
             policy(3.0, math.nan, 20) | {"episodes": 1},  # its interval is no number
@@ -281,7 +281,7 @@ def test_few_catastrophes_tell_about_a_limit_outside_of_their_exact_interval():
     ]
     assert rare(2, 50, 0.2) == [
         "limit met: true cost 0.04, at 95 % in 0.0049 to 0.14, <= 0.2 "
-        "(stochastic policy, 50 episodes, 4% of them above it)"
+        "(stochastic policy, 50 episodes, 4% of them above it: at most 12.1% are, at 95 %)"
     ]
     assert rare(2, 50, 0.004)[0].startswith("limit violated: true cost 0.04, at 95 % in 0.0049")
     assert rare(2, 50, 0.04)[0].endswith("so near to the limit no number of episodes tells")
