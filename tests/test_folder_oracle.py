@@ -9,9 +9,15 @@ from pbcrl.errors import BudgetError, StorageError
 from pbcrl.feedback import FeedbackLoop
 from pbcrl.label.folder_oracle import FolderOracle, read_clips, read_labelled
 from pbcrl.label.replay import Replay
-from pbcrl.label.store import LabelStore, read_pairs_to_come
+from pbcrl.label.store import (
+    LabelStore,
+    hold_folder,
+    read_pairs_to_come,
+    tell_pairs_to_come,
+)
 from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
+from .damage import full_disk
 from .people import answer, query_of, questions
 
 NAN = math.nan
@@ -147,6 +153,16 @@ def test_who_waits_is_told_the_minutes_of_what_the_run_may_still_ask_too(tmp_pat
     assert read_pairs_to_come(tmp_path) == 141
     again.close()
     FolderOracle(tmp_path).close()  # has no bound
+    assert read_pairs_to_come(tmp_path) is None
+
+
+def test_a_full_disk_leaves_the_page_without_the_number_and_nobody_else_is_told(tmp_path):
+    held = hold_folder(tmp_path, by="oracle")
+    tell_pairs_to_come(held, 7)
+    with full_disk(0):
+        tell_pairs_to_come(held, 6)
+        assert read_pairs_to_come(tmp_path) is None
+        held.close()
     assert read_pairs_to_come(tmp_path) is None
 
 

@@ -707,7 +707,8 @@ def hold_folder(folder: Path, *, by: str, patience: float = 1.0) -> IO[bytes]:
         StorageError: If another one is at work there, or the folder cannot be written.
     """
     try:
-        file = open(folder / f".{by}.lock", "ab")  # noqa: SIM115, open as long as it is held
+        # Without a buffer: what a full disk has refused is not tried again when it is closed.
+        file = open(folder / f".{by}.lock", "ab", buffering=0)  # noqa: SIM115, open while held
     except OSError as error:
         raise unwritable(folder, error) from error
     refusal = (
@@ -732,7 +733,6 @@ def tell_pairs_to_come(held: IO[bytes], number: int | None) -> None:
     with suppress(OSError):  # a full disk; the page says less, then
         held.truncate(0)
         held.write(b"" if number is None else b"%d" % number)
-        held.flush()
 
 
 def read_pairs_to_come(folder: Path) -> int | None:
