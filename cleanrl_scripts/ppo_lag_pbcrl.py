@@ -106,7 +106,7 @@ class Args(utils.RunArgs):
     """probability that the simulated oracle flips a safety label"""
     marks: bool = False
     """whether the simulated oracle marks the steps that cost, too, in each episode of a pair; where
-    it flips safety labels, marks are off by up to 2 % of an episode, and some are missed"""
+    it flips safety labels, marks are 2 % of an episode late, off by as much, and some are missed"""
     label_folder: str | None = None
     """folder through which people answer instead (python -m pbcrl.label FOLDER); no true cost or
     limit is needed then. Runs share its answers, and ask nothing there a second time"""

@@ -1,8 +1,8 @@
 """What marks say of single steps, where those who mark them are a few steps off.
 
 A person sees that something is unsafe, and says when by a key or on a time line. The ends of what
-is marked are off by some steps, and a single costly step is easily missed by as many. Computes with
-arrays alone.
+is marked are off by some steps, and a single costly step is easily missed by as many; all of them
+are late by the time that a hand takes. Computes with arrays alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,28 @@ Steps = NDArray[np.float64]
 OFF = 0.02
 """Share of a trajectory's steps by which a mark begins or ends too early or too late at most."""
 
+LATE = 0.04
+"""Share of the horizon by which all marks are late at most."""
+
 _TIE = 1e-3  # per step moved, in chances: what is as good stays
 
 
 def steps_off(share: float, steps: int) -> int:
     """Return a share of so many steps, rounded up to a step."""
     return math.ceil(round(share * steps, 6))  # 0.07 · 100 is 7.000000000000001
+
+
+def earlier(unsafe: Steps, steps: int) -> Steps:
+    """Return marks whose stretches begin and end so many steps earlier, (T,).
+
+    None is lost before the first step. What lasts to the end still does: whoever marks could not
+    go on, and when it ended nobody knows.
+    """
+    found, last = np.zeros(len(unsafe)), len(unsafe)
+    for start, end in unsafe_stretches(unsafe):
+        start = max(0, start - steps)
+        found[start : last if end == last else max(start + 1, end - steps)] = 1
+    return found
 
 
 def moved(unsafe: Steps, chance: Steps, *, most: int) -> Steps:

@@ -110,7 +110,7 @@ class Teacher:
     that costs exactly d, which is how Eq. 6 reads a safety label; `safety_noise` flips. Ties and
     memory do not act on them: there is no third answer, and d is a limit on whole sums. A batch is
     judged as an episode would be that costs its mean; it is skipped if all of it would be. A marked
-    step is one that costs; a stretch of them may be missed, and begin and end wrong.
+    step is one that costs; a stretch of them may be missed, and begin and end wrong or late.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -130,6 +130,9 @@ class Teacher:
     """By how much a marked stretch begins and ends wrong at most, evenly and independently, as a
     share of the trajectory's steps in [0, 1], rounded up to a step: who marks errs in time, and a
     film of many steps is watched as fast as one of few."""
+    mark_lag: float = 0.0
+    """By how much all marked stretches begin and end late besides, likewise: what a hand takes from
+    what is seen to a key, less what a page takes back."""
     missed: float = 0.0
     """Probability that an unsafe stretch is not marked."""
     discount: float = 1.0
@@ -140,11 +143,13 @@ class Teacher:
             noise = getattr(self, name)
             if not 0 <= noise <= 1:
                 raise ValueError(f"{name} is a probability, got {noise}; give a number in [0, 1]")
-        if not 0 <= self.mark_error <= 1:
-            raise ValueError(
-                f"mark_error is a share of a trajectory's steps, got {self.mark_error}; give a "
-                "number in [0, 1], such as 0.02 for 2 steps of 100"
-            )
+        for name in ("mark_error", "mark_lag"):
+            share = getattr(self, name)
+            if not 0 <= share <= 1:
+                raise ValueError(
+                    f"{name} is a share of a trajectory's steps, got {share}; give a number in "
+                    "[0, 1], such as 0.02 for 2 steps of 100"
+                )
         for name in ("skip_above", "equal_margin"):
             if not getattr(self, name) >= 0:
                 raise ValueError(
@@ -349,15 +354,17 @@ class SyntheticOracle:
         """The stretches in which steps cost, as the teacher marks them."""
         assert trajectory.costs is not None  # checked by `true_cost`
         found, steps = unsafe_stretches(trajectory.costs > 0), len(trajectory)
-        error = steps_off(self.teacher.mark_error, steps)
+        error, lag = (
+            steps_off(share, steps) for share in (self.teacher.mark_error, self.teacher.mark_lag)
+        )
         seen = np.zeros(steps, np.bool_)
         for start, end in found:
             if self._flip(self.teacher.missed):
                 continue
             if error and self._rng is not None:
                 start, end = (int(x + self._rng.integers(-error, error + 1)) for x in (start, end))
-            start = min(max(start, 0), steps - 1)
-            seen[start : max(end, start + 1)] = True
+            start = min(max(start + lag, 0), steps - 1)
+            seen[start : max(end + lag, start + 1)] = True
         return unsafe_stretches(seen)
 
     def _safe(self, cost: float, limit: float) -> float:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pbcrl._marks import OFF, moved, shared, steps_off
+from pbcrl._marks import LATE, OFF, earlier, moved, shared, steps_off
 from pbcrl.buffer import PreferenceBuffer, check_buffer, check_generator
 from pbcrl.dead_zone import DeadZone
 from pbcrl.errors import LabelError, require_in, require_whole
@@ -73,11 +73,13 @@ class TreeTrainer(Trainer):
     With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
     and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
     by least squares, so that f_t is about the chance that a step is marked. Preferences and safety
-    labels would spread costs over all that unsafe trajectories do. Who marks is a few steps off: so
-    a marked stretch first begins and ends, at most 2 % of the trajectory from where it did, where
-    fits to the other trajectories say that it costs, and each step then shares its mark with its
-    neighbours. b is where either label is as likely (`balanced_limit`). Clips are not marks: where
-    there are some, losses decide.
+    labels would spread costs over all that unsafe trajectories do. Whoever marks is late by the
+    time that a hand takes, and a few steps off besides. So all marks are taken earlier, by at most
+    4 % of the horizon, as long as the trajectories then foretell each other's better
+    (`marks_late`). Then a marked stretch begins and ends, at most 2 % of the trajectory from where
+    it did, where fits to the other trajectories say that it costs, and each step shares its mark
+    with its neighbours. b is where either label is as likely (`balanced_limit`). Clips are not
+    marks: where there are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by
@@ -143,6 +145,9 @@ class TreeTrainer(Trainer):
         """Learned from in each fit beside the labels of the buffer, see `pretrain`."""
         self.marks: tuple[Marks, ...] = ()
         """Likewise."""
+        self.marks_late = 0
+        """Steps by which all marks were found to be late, in the newest fit to them."""
+        self._num_timed = 0  # trajectories that were marked when that was found
         self._num_fitted = 0  # pairs, in the newest fit
         self._num_offline: int | None = None  # pairs, before the first round; None until then
 
@@ -263,6 +268,7 @@ class TreeTrainer(Trainer):
             "num_offline": self._num_offline,
             "num_fitted": self._num_fitted,
             "fits_marks": self.fits_marks,
+            "marks_late": (self.marks_late, self._num_timed),
             "num_clips": len(self.clips),
             "num_marks": len(self.marks),
         }
@@ -283,7 +289,8 @@ class TreeTrainer(Trainer):
         self.dead_zone.value = state["dead_zone"]
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
         self._num_offline = state["num_offline"]
-        self.fits_marks = state.get("fits_marks", False)  # older checkpoints have none
+        self.fits_marks = state.get("fits_marks", False)  # older checkpoints have none of both
+        self.marks_late, self._num_timed = state.get("marks_late", (0, 0))
 
     def can_learn(self, buffer: PreferenceBuffer) -> bool:
         """Whether there are labels on both sides of the limit, or what stands for them.
@@ -440,9 +447,10 @@ class TreeTrainer(Trainer):
         # The same one marked again has the same number, as long as all before are given, too.
         numbers = {one: i for i, one in enumerate(dict.fromkeys(one for one, _ in marks))}
         number = np.array([numbers[one] for one, _ in marks])
-        most = np.array([steps_off(OFF, len(one)) for one, _ in marks])
+        most_off = np.array([steps_off(OFF, len(one)) for one, _ in marks])
+        fold = np.repeat(number % _FOLDS, lengths)
         target = np.concatenate(
-            [shared(of) for of in self._moved(known, number, most, columns, options)]
+            [shared(of) for of in self._located(known, most_off, fold, columns, options)]
         )
         members = []
         for member in range(self.model.num_members):
@@ -471,27 +479,72 @@ class TreeTrainer(Trainer):
             on_evaluation(self.model.num_trees, found)
         return loss, [found]
 
-    def _moved(
+    def _located(
         self,
         known: list[Outputs],
-        number: NDArray[np.int64],
-        most: NDArray[np.int64],
+        most_off: NDArray[np.int64],
+        fold: NDArray[np.int64],
         columns: NDArray[np.float32],
         options: dict[str, Any],
     ) -> list[Outputs]:
         """Return what is known of each one's steps, with marks where the others say that it costs.
 
-        Who marks is a few steps off (`_marks`). Where the marks of others tell little, all stay.
+        Who marks is late, and a few steps off (`_marks`). How late is found anew of half as many
+        marked ones again: by later and later, until twice none was better. By the best the others
+        must foretell marks better than by none, by a standard error. Where marks of others tell
+        little, all stay.
 
         Args:
             known: Of M marked trajectories, 1 where a step is marked, 0 elsewhere.
-            number: Of each trajectory, (M,); one that was marked twice has one number.
-            most: How many steps its marks may be moved, (M,).
-            columns: What trees compare of all these steps, one trajectory below the other.
+            most_off: How many steps the marks of each may be moved by themselves, (M,).
+            fold: Of each of all these steps, one trajectory below the other; those of the other
+                folds tell.
+            columns: What trees compare of these steps.
             options: Of LightGBM.
         """
-        target, ends = np.concatenate(known), np.cumsum([len(of) for of in known])
-        fold = np.repeat(number % _FOLDS, np.diff(ends, prepend=0))
+
+        def told(late: int) -> tuple[list[Outputs], Outputs]:
+            marks = [earlier(of, late) for of in known]
+            return marks, self._chances(marks, fold, columns, options)
+
+        is_due = 2 * len(known) >= 3 * self._num_timed or len(known) < self._num_timed
+        if is_due:
+            self.marks_late, self._num_timed = 0, len(known)
+        marks, chance = told(self.marks_late)
+        if is_due:
+            assert self.model.horizon is not None  # else marks do not suffice
+            step, most = (steps_off(share, self.model.horizon) for share in (OFF / 4, LATE))
+            as_they_are = best = _errors(marks, chance)
+            best_late, best_told = 0, (marks, chance)
+            for late in range(step, most + 1, step):
+                its_told = told(late)
+                errors = _errors(*its_told)
+                if errors.sum() < best.sum():
+                    best, best_late, best_told = errors, late, its_told
+                elif late >= best_late + 2 * step:
+                    break
+            gain = as_they_are - best
+            if gain.mean() > gain.std() / math.sqrt(len(gain)):
+                self.marks_late, (marks, chance) = best_late, best_told
+        target = np.concatenate(marks)
+        if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
+            self.marks_late = 0
+            return known
+        chances = np.split(chance, np.cumsum([len(of) for of in marks])[:-1])
+        return [
+            moved(of, its_chance, most=most_of_it)
+            for of, its_chance, most_of_it in zip(marks, chances, most_off.tolist(), strict=True)
+        ]
+
+    def _chances(
+        self,
+        marks: list[Outputs],
+        fold: NDArray[np.int64],
+        columns: NDArray[np.float32],
+        options: dict[str, Any],
+    ) -> Outputs:
+        """Return the chance that each step is marked, by the marks of the other folds."""
+        target = np.concatenate(marks)
         chance = np.zeros(len(target))
         for its_fold in np.unique(fold):
             its_own = fold == its_fold
@@ -499,13 +552,7 @@ class TreeTrainer(Trainer):
                 data = self._lightgbm.Dataset(columns[~its_own], target[~its_own], params=options)
                 booster = self._lightgbm.train(options, data, max(1, self._most_rounds // 3))
                 chance[its_own] = booster.predict(columns[its_own], num_threads=self._threads)
-        if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
-            return known
-        chances = np.split(chance, ends[:-1])
-        return [
-            moved(of, its_chance, most=its_most)
-            for of, its_chance, its_most in zip(known, chances, most.tolist(), strict=True)
-        ]
+        return chance
 
     def _weighted(self, buffer: PreferenceBuffer) -> NDArray[np.int64]:
         """All pairs; online ones up to ten times, to be as many as those of pretraining (Eq. 10).
@@ -1086,6 +1133,13 @@ def _thinned(marks: list[Marks], most: int, *, rng: np.random.Generator) -> list
         part = Trajectory(one.obs[rows], one.actions[rows])
         kept.append(Marks(part, np.asarray(unsafe)[rows]))
     return kept
+
+
+def _errors(marks: list[Outputs], chance: Outputs) -> Outputs:
+    """How badly others foretell each one's marks: squares, in variances of all marks, (M,)."""
+    target = np.concatenate(marks)
+    starts = np.cumsum([0, *(len(of) for of in marks[:-1])])
+    return np.asarray(np.add.reduceat(np.square(chance - target), starts) / target.var())
 
 
 def _check_marks(marks: Sequence[Marks]) -> None:

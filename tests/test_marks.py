@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pbcrl._marks import OFF, moved, shared, steps_off
+from pbcrl._marks import OFF, earlier, moved, shared, steps_off
 
 law = settings(max_examples=100, deadline=None)
 
@@ -55,6 +55,23 @@ def test_no_stretch_is_lost_and_none_moves_further_than_it_may(seed, most):
         if a < e
     )
     assert (chance[found] - 0.5).sum() == pytest.approx(best, abs=2 * most * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("unsafe", "steps", "expected"),
+    [
+        ("...##..", 0, "...##.."),
+        ("...##..", 2, ".##...."),
+        (".#..##.", 2, "#.##..."),
+        ("..##...", 3, "#......"),  # of what began before the film did, one step is left
+        ("....###", 2, "..#####"),  # nobody could go on marking
+        ("#######", 2, "#######"),
+        (".......", 2, "......."),
+    ],
+)
+def test_late_marks_are_taken_earlier_by_hand(unsafe, steps, expected):
+    found = earlier(np.array([step == "#" for step in unsafe], float), steps)
+    assert "".join(".#"[int(step)] for step in found) == expected
 
 
 def test_marks_are_shared_with_the_steps_beside_them_by_hand():

@@ -456,3 +456,5 @@ def test_a_teacher_marks_what_costs_misses_some_and_begins_and_ends_wrong():
     starts = [start for one in found for start, _ in one if start < 40]
     assert (min(starts), max(starts)) == (15, 25)
     assert abs(np.mean(starts) - 20) < 0.5
+    late = SyntheticOracle(5, marks=True, teacher=Teacher(mark_lag=0.025))
+    assert late.label([Query(one, one)])[0].first_unsafe == ((23, 33), (63, 73))

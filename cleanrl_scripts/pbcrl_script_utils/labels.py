@@ -83,6 +83,7 @@ def make_oracle(args: Any, run: Run, *, limit: float, replays: Replays | None) -
         preference_noise=args.preference_noise,
         safety_noise=args.safety_noise,
         mark_error=0.02 if args.safety_noise else 0,
+        mark_lag=0.02 if args.safety_noise else 0,
         missed=min(1.0, 2 * args.safety_noise),
     )
     rng = np.random.default_rng([args.seed, 1])

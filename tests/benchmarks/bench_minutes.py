@@ -100,8 +100,8 @@ class Args:
     minutes: tuple[int, ...] = (3, 10, 30, 100)
     """of the person"""
     errors: bool = False
-    """whether the person errs: 5 % of answers flipped; marks begin and end wrong by up to 2 % of an
-    episode, and a tenth of the unsafe stretches is missed"""
+    """whether the person errs: 5 % of answers flipped; marks begin and end 2 % of an episode late,
+    and wrong by up to as much, and a tenth of the unsafe stretches is missed"""
     clip_length: int = 25
     """steps of a clip"""
     rounds: int = 150
@@ -128,7 +128,7 @@ def safe(episode: Trajectory, limit: float, flips: float, rng: np.random.Generat
 
 def marked(episode: Trajectory, *, errors: bool, rng: np.random.Generator) -> Marks:
     """What the person marks in an episode."""
-    teacher = Teacher(mark_error=0.02, missed=0.1) if errors else Teacher()
+    teacher = Teacher(mark_error=0.02, mark_lag=0.02, missed=0.1) if errors else Teacher()
     oracle = SyntheticOracle(0.0, marks=True, teacher=teacher, rng=rng)
     stretches = oracle.label([Query(episode, episode)])[0].first_unsafe
     assert stretches is not None
