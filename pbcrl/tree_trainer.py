@@ -231,6 +231,8 @@ class TreeTrainer(Trainer):
         most about how a policy lives on errors. Below 200, N² / 2,000 more are enough (one up to
         44, five at 100): so few say much each. So all fits together take ten to twenty-five times
         as long as the last, however small rounds are.
+
+        Where marks were fitted, `marks_late` is returned, too, in steps.
         """
         self._check_new(buffer, new)
         if not len(new):
@@ -253,6 +255,8 @@ class TreeTrainer(Trainer):
                 self.dead_zone.update(predicted, labelled)
             measured["finetune_loss"] = self._fit(buffer)
             self.num_untuned = 0
+            if self.fits_marks:
+                measured["marks_late"] = float(self.marks_late)
         return measured
 
     def state_dict(self) -> dict[str, Any]:

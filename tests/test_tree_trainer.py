@@ -749,6 +749,7 @@ def test_how_late_marks_are_is_found_anew_of_half_as_many_again():
         found.append((trainer.marks_late, trainer.state_dict()["marks_late"][1]))
     assert found == [(3, 8), (3, 8), (3, 12), (3, 20)]
     goes_on = fresh_trainer(inputs=4, steps=100, horizon=100, rounds=60)
+    assert goes_on.update(buffer, np.arange(5, 10))["marks_late"] == 3
     goes_on.load_state_dict(trainer.state_dict())
     assert goes_on.state_dict() == trainer.state_dict()
 
