@@ -111,6 +111,9 @@ SINCE_MOVED = "2e68f11", "d68d1eb"
 SINCE_MEAN = "2fe1c63", "bd231d3"
 """Later ones: by `rate`, too, the mean learned cost must be within the learned limit."""
 
+SINCE_LATE = ("abd7c18",)
+"""Later ones: a person who errs is late as well, which trees find out."""
+
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
 
@@ -121,6 +124,7 @@ PERSON = {
     **dict.fromkeys(("0", "False"), "is exact"),
     **dict.fromkeys(("1", "True"), "errs"),
     "ten steps": "errs, marks off by ten steps",
+    "late": "errs, and is late",
 }
 """How a simulated person answers, by the column `errors`."""
 
@@ -377,7 +381,8 @@ def minutes() -> dict[str, list[list[str]]]:
     for row in read("minutes.csv"):
         if row["source"] == OTHERS:
             continue
-        key = row["env"], row["source"], row["kind"], row["errors"]
+        is_late = row["errors"] == "True" and row["commit"] in SINCE_LATE
+        key = row["env"], row["source"], row["kind"], "late" if is_late else row["errors"]
         found.setdefault(key, {}).setdefault(int(row["minutes"]), []).append(row)
     sizes = sorted({size for by_size in found.values() for size in by_size})
     head = "task, limit", "episodes of", "questions", "the person", *(f"{n} minutes" for n in sizes)
@@ -425,7 +430,8 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 def marks() -> dict[str, list[list[str]]]:
     """Return the tables of policies by a person who marks, by `bench_marks.py`."""
-    head, *today = marks_of(SINCE_MEAN)
+    head, *today = marks_of(SINCE_LATE, ", and is late")
+    today += marks_of(SINCE_MEAN)[1:]
     _, *before = marks_of(SINCE_MOVED, f", before {SINCE_MEAN[0]}")
     rows = sorted([*today, *before], key=lambda row: row[0])
     return {"marks": [head, *rows], "marks_before": marks_of(MARKED)}
