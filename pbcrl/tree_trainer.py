@@ -272,7 +272,7 @@ class TreeTrainer(Trainer):
             "num_offline": self._num_offline,
             "num_fitted": self._num_fitted,
             "fits_marks": self.fits_marks,
-            "marks_late": (self.marks_late, self._num_timed),
+            "marks_late": [self.marks_late, self._num_timed],
             "num_clips": len(self.clips),
             "num_marks": len(self.marks),
         }
@@ -294,7 +294,7 @@ class TreeTrainer(Trainer):
         self._rounds, self._num_fitted = state["rounds"], state["num_fitted"]
         self._num_offline = state["num_offline"]
         self.fits_marks = state.get("fits_marks", False)  # older checkpoints have none of both
-        self.marks_late, self._num_timed = state.get("marks_late", (0, 0))
+        self.marks_late, self._num_timed = state.get("marks_late", [0, 0])
 
     def can_learn(self, buffer: PreferenceBuffer) -> bool:
         """Whether there are labels on both sides of the limit, or what stands for them.
