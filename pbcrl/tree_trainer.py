@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -494,9 +495,7 @@ class TreeTrainer(Trainer):
         """Return what is known of each one's steps, with marks where the others say that it costs.
 
         Who marks is late, and a few steps off (`_marks`). How late is found anew of half as many
-        marked ones again: by later and later, until twice none was better. By the best the others
-        must foretell marks better than by none, by a standard error. Where marks of others tell
-        little, all stay.
+        marked ones again. Where marks of others tell little, all stay.
 
         Args:
             known: Of M marked trajectories, 1 where a step is marked, 0 elsewhere.
@@ -507,29 +506,14 @@ class TreeTrainer(Trainer):
             options: Of LightGBM.
         """
 
+        @cache
         def told(late: int) -> tuple[list[Outputs], Outputs]:
             marks = [earlier(of, late) for of in known]
             return marks, self._chances(marks, fold, columns, options)
 
-        is_due = 2 * len(known) >= 3 * self._num_timed or len(known) < self._num_timed
-        if is_due:
-            self.marks_late, self._num_timed = 0, len(known)
+        if 2 * len(known) >= 3 * self._num_timed or len(known) < self._num_timed:
+            self.marks_late, self._num_timed = self._how_late(told), len(known)
         marks, chance = told(self.marks_late)
-        if is_due:
-            assert self.model.horizon is not None  # else marks do not suffice
-            step, most = (steps_off(share, self.model.horizon) for share in (OFF / 4, LATE))
-            as_they_are = best = _errors(marks, chance)
-            best_late, best_told = 0, (marks, chance)
-            for late in range(step, most + 1, step):
-                its_told = told(late)
-                errors = _errors(*its_told)
-                if errors.sum() < best.sum():
-                    best, best_late, best_told = errors, late, its_told
-                elif late >= best_late + 2 * step:
-                    break
-            gain = as_they_are - best
-            if gain.mean() > gain.std() / math.sqrt(len(gain)):
-                self.marks_late, (marks, chance) = best_late, best_told
         target = np.concatenate(marks)
         if chance[target == 1].mean() <= _TELLS * chance[target == 0].mean():
             self.marks_late = 0
@@ -539,6 +523,26 @@ class TreeTrainer(Trainer):
             moved(of, its_chance, most=most_of_it)
             for of, its_chance, most_of_it in zip(marks, chances, most_off.tolist(), strict=True)
         ]
+
+    def _how_late(self, told: Callable[[int], tuple[list[Outputs], Outputs]]) -> int:
+        """Return by how many steps all marks are late, 0 if that is not told by a standard error.
+
+        Later and later is tried, until twice none was better.
+
+        Args:
+            told: Marks as they are if late by so many steps, and their chance by other marks.
+        """
+        assert self.model.horizon is not None  # else marks do not suffice
+        step, most = (steps_off(share, self.model.horizon) for share in (OFF / 4, LATE))
+        best, errors = 0, {0: _errors(*told(0))}
+        for late in range(step, most + 1, step):
+            errors[late] = _errors(*told(late))
+            if errors[late].sum() < errors[best].sum():
+                best = late
+            elif late >= best + 2 * step:
+                break
+        gain = errors[0] - errors[best]
+        return best if gain.mean() > gain.std() / math.sqrt(len(gain)) else 0
 
     def _chances(
         self,
