@@ -375,14 +375,19 @@ def gate() -> dict[str, list[list[str]]]:
     return made
 
 
+def person(row: dict[str, str]) -> str:
+    """Return how the simulated person of a row answers, a key of `PERSON`."""
+    is_late = PERSON[row["errors"]] == "errs" and row["commit"] in SINCE_LATE
+    return "late" if is_late else row["errors"]
+
+
 def minutes() -> dict[str, list[list[str]]]:
     """Return the tables of what a person's minutes buy, by `bench_minutes.py`: steps, episodes."""
     found: dict[tuple[str, ...], dict[int, list[dict[str, str]]]] = {}
     for row in read("minutes.csv"):
         if row["source"] == OTHERS:
             continue
-        is_late = row["errors"] == "True" and row["commit"] in SINCE_LATE
-        key = row["env"], row["source"], row["kind"], "late" if is_late else row["errors"]
+        key = row["env"], row["source"], row["kind"], person(row)
         found.setdefault(key, {}).setdefault(int(row["minutes"]), []).append(row)
     sizes = sorted({size for by_size in found.values() for size in by_size})
     head = "task, limit", "episodes of", "questions", "the person", *(f"{n} minutes" for n in sizes)
@@ -430,8 +435,7 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 def marks() -> dict[str, list[list[str]]]:
     """Return the tables of policies by a person who marks, by `bench_marks.py`."""
-    head, *today = marks_of(SINCE_LATE, ", and is late")
-    today += marks_of(SINCE_MEAN)[1:]
+    head, *today = marks_of((*SINCE_MEAN, *SINCE_LATE))
     _, *before = marks_of(SINCE_MOVED, f", before {SINCE_MEAN[0]}")
     rows = sorted([*today, *before], key=lambda row: row[0])
     return {"marks": [head, *rows], "marks_before": marks_of(MARKED)}
@@ -442,8 +446,8 @@ def marks_of(commits: Sequence[str], age: str = "") -> list[list[str]]:
     found: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in read("marks.csv"):
         if row["commit"] in commits and row["asked"] == "marked_pairs":
-            names = "env", "cost_limit", "minutes", "errors", "max_unsafe_rate"
-            found.setdefault(tuple(row[name] for name in names), []).append(row)
+            about = row["env"], row["cost_limit"], row["minutes"], person(row)
+            found.setdefault((*about, row["max_unsafe_rate"]), []).append(row)
     head = "task, limit", "minutes", "the person", "unsafe, at most", "seeds"
     last = "last fifth of training: true cost", "certified"
     made = [[*head, "stochastic policy: return", "true cost", "unsafe episodes", *last]]

@@ -733,14 +733,9 @@ def test_marks_that_all_are_late_are_taken_back(lag):
 
 def test_how_late_marks_are_is_found_anew_of_half_as_many_again():
     episodes = passing_episodes(30, seed=1, above=0.7)
-    pairs = np.arange(30).reshape(-1, 2)
-    labels = [
-        label
-        for lag, some in ((0.03, pairs[:10]), (0.0, pairs[10:]))
-        for label in SyntheticOracle(25, marks=True, teacher=Teacher(mark_lag=lag)).label(
-            PreferenceBuffer(episodes).queries(some)
-        )
-    ]
+    pairs = np.arange(20).reshape(-1, 2)
+    oracle = SyntheticOracle(25, marks=True, teacher=Teacher(mark_lag=0.03))
+    labels = oracle.label(PreferenceBuffer(episodes).queries(pairs))
     trainer, found = fresh_trainer(inputs=4, steps=100, horizon=100, rounds=60), []
     for num in (4, 5, 6, 10):
         buffer = PreferenceBuffer(episodes)
