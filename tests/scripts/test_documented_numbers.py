@@ -29,7 +29,8 @@ def keys(cell: str) -> list[str]:
 def documented(heading: str, script: str) -> set[str]:
     """Of the numbers of metrics.md, those that a script writes."""
     (table,) = tables("metrics.md", heading)
-    groups = {"all", script} | ({"learners"} if script != "ppo_lag" else set())
+    groups = {"all", script, script.partition(" ")[0]}
+    groups |= {"learners"} if script != "ppo_lag" else set()
     listed = [keys(key)[0] for key, who, *_ in table if who in groups]
     assert len(listed) == len(set(listed))
     return set(listed)
@@ -46,16 +47,24 @@ def stems(found: Iterable[str]) -> set[str]:
     return {key.removesuffix("_interval").removesuffix("_stochastic") for key in found}
 
 
-@pytest.mark.parametrize("script", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_rlsf"])
+@pytest.mark.parametrize(
+    "script", ["ppo_lag", "ppo_lag_pbcrl", "ppo_lag_pbcrl by marks", "ppo_lag_rlsf"]
+)
 def test_what_a_run_writes_is_documented_and_nothing_else_is(
     scripts, tmp_path, toy_dataset, script, capsys
 ):
+    if script.endswith("by marks"):
+        pytest.importorskip("lightgbm", reason="only trees are fitted to marks")
+    asked = {"dataset": toy_dataset, "online_queries": 30}
     args = {
         "ppo_lag": lambda: small_ppo_lag(scripts, tmp_path),
-        "ppo_lag_pbcrl": lambda: small_pbcrl(scripts, tmp_path, toy_dataset, online_queries=30),
+        "ppo_lag_pbcrl": lambda: small_pbcrl(scripts, tmp_path, **asked),
+        "ppo_lag_pbcrl by marks": lambda: small_pbcrl(
+            scripts, tmp_path, **asked, cost_model="trees", marks=True
+        ),
         "ppo_lag_rlsf": lambda: small_rlsf(scripts, tmp_path, hash_bits=16),
     }[script]()
-    folder = getattr(scripts, script).train(args)
+    folder = getattr(scripts, script.partition(" ")[0]).train(args)
     lines, summary = written(folder)
     assert lines == documented("metrics.jsonl", script)
     assert summary == documented("summary.json", script)
