@@ -77,7 +77,7 @@ class Args(utils.RunArgs):
     """what learns the cost: boosted trees, or the paper's network"""
     constraint: Literal["rate", "learned", "accept"] = "rate"
     """what moves λ, see docs/constraint.md. rate: the share of fresh episodes that the cost model
-    calls unsafe, corrected by labels; by marks the worse count more; learned: the mean learned cost
+    calls unsafe, corrected by labels, and by marks the mean, too; learned: the mean learned cost
     (the paper); accept: whether the mean cost of a batch of fresh episodes is within the limit, in
     labelling rounds"""
     max_unsafe_rate: utils.OpenShare = 0.05

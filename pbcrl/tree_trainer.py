@@ -74,15 +74,16 @@ class TreeTrainer(Trainer):
 
     With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
     and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
-    by least squares. Preferences and safety labels would spread costs over all that unsafe
-    trajectories do. f_t is about the chance that a step is marked, less half the share of marked
-    steps, and at least 0: a little on each of hundreds of harmless steps would be a price that no
-    policy can avoid. Whoever marks is late by the time that a hand takes, and a few steps off
-    besides. So all marks are taken earlier, by at most 4 % of the horizon, as long as the
-    trajectories then foretell each other's better (`marks_late`). Then a marked stretch begins and
-    ends, at most 2 % of the trajectory from where it did, where fits to the other trajectories say
-    that it costs, and each step shares its mark with its neighbours. b is where either label is as
-    likely (`balanced_limit`). Clips are not marks: where there are some, losses decide.
+    by least squares, so that f_t is about the chance that a step is marked. A step costs what its
+    chance exceeds half the share of marked steps by: a little on each of hundreds of harmless ones
+    would be a price that no policy can avoid. Preferences and safety
+    labels would spread costs over all that unsafe trajectories do. Whoever marks is late by the
+    time that a hand takes, and a few steps off besides. So all marks are taken earlier, by at most
+    4 % of the horizon, as long as the trajectories then foretell each other's better
+    (`marks_late`). Then a marked stretch begins and ends, at most 2 % of the trajectory from where
+    it did, where fits to the other trajectories say that it costs, and each step shares its mark
+    with its neighbours. b is where either label is as likely (`balanced_limit`). Clips are not
+    marks: where there are some, losses decide.
 
     Members of several are grown on bootstrap resamples of the trajectories, as those of an
     ensemble of networks. Each tree sees a quarter of the inputs, but 8 or more, or 24 or more by

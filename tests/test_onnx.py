@@ -43,7 +43,7 @@ def ensemble():
     return CostModelEnsemble(members, pessimism=0.5)
 
 
-def trees(*, obs=None, spaces=SPACES, num_trees=50, nonnegative=False, **options):
+def trees(*, obs=None, spaces=SPACES, num_trees=50, **options):
     """Random trees of four shapes, whose thresholds are inputs of random steps."""
     model = TreeCost(*spaces, horizon=50, **options)
     rng = np.random.default_rng(0)
@@ -63,7 +63,6 @@ def trees(*, obs=None, spaces=SPACES, num_trees=50, nonnegative=False, **options
             torch.tensor(rng.normal(0, 0.2, (*grid, 8)), dtype=torch.float32),
         ),
         limit=torch.tensor(rng.normal(size=model.num_members), dtype=torch.float32),
-        nonnegative=nonnegative,
     )
     return model
 
@@ -81,14 +80,7 @@ def members():
     return trees(num_members=3, pessimism=0.7)
 
 
-def nonnegative():
-    model = trees(num_members=3, pessimism=0.7, nonnegative=True)
-    costs = model._member_costs(*map(torch.from_numpy, steps(500)))
-    assert 0.2 < (costs == 0).float().mean() < 0.8
-    return model
-
-
-@pytest.mark.parametrize("make", [trained, ensemble, trees, members, nonnegative])
+@pytest.mark.parametrize("make", [trained, ensemble, trees, members])
 def test_the_exported_costs_are_ours_to_1e_6_on_10_000_steps(tmp_path, make):
     torch.manual_seed(0)
     model = make()
@@ -104,7 +96,7 @@ def test_the_exported_costs_are_ours_to_1e_6_on_10_000_steps(tmp_path, make):
     assert (about["horizon"], about["discount"], about["env_id"]) == ("50", "1.0", "Walk")
 
 
-@pytest.mark.parametrize("make", [trained, ensemble, trees, members, nonnegative])
+@pytest.mark.parametrize("make", [trained, ensemble, trees, members])
 def test_a_step_with_an_unknown_input_has_an_unknown_cost_here_and_there(tmp_path, make):
     model = make()
     export_onnx(model, tmp_path / "cost.onnx")

@@ -52,10 +52,10 @@ def trees_of(*members):
     return Trees(feature, threshold, left.clone(), right.clone(), value)
 
 
-def model_of(*members, obs_dim=1, act_dim=1, nonnegative=False, **options):
+def model_of(*members, obs_dim=1, act_dim=1, **options):
     options = {"output_scale": 1.0, "num_members": len(members), **options}
     model = TreeCost(*boxes(obs_dim, act_dim), **options)
-    model.set_trees(trees_of(*members), nonnegative=nonnegative)
+    model.set_trees(trees_of(*members))
     return model
 
 
@@ -169,21 +169,6 @@ def test_a_tree_without_nodes_is_its_leaf_0():
 def test_trees_add_up_and_the_output_scale_multiplies_their_sum():
     model = model_of([stump(1.0, 3.0), constant(4.0)], output_scale=0.25)
     assert costs_of(model, 0, 1) == [1.25, 1.75]
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_where_costs_are_nonnegative_a_sum_below_0_costs_nothing(others):
-    """-3 + 1 and 2 + 1, of a first member; a single row goes another way than several."""
-    members = [[stump(-3.0, 2.0), constant(1.0)], *[[constant(5.0), constant(0.0)]] * others]
-    model = model_of(*members, output_scale=0.5, nonnegative=True)
-    expected = [0.0, 1.5] if not others else [1.25, 2.0]
-    assert costs_of(model, 0, 1) == expected
-    assert costs_of(model, 0) + costs_of(model, 1) == expected
-    episode = Trajectory(np.array([[0.0], [1.0], [0.0]]), np.zeros((3, 1)))
-    assert model.member_scores([episode]).tolist() == [[1.5], [7.5]][: others + 1]
-    assert model(torch.tensor([math.nan]), torch.zeros(1)).isnan()
-    model.set_trees(model.trees)  # by default they are not
-    assert costs_of(model, 0)[0] == (-1.0 if not others else 0.75)
 
 
 def test_an_untrained_model_puts_every_episode_exactly_on_the_limit():
@@ -630,9 +615,8 @@ def test_a_state_is_taken_over_whatever_the_number_of_trees():
     few, many = random_model(num_trees=2, seed=1), random_model(num_trees=30, seed=2)
     none = TreeCost(*boxes(3, 2), output_scale=1.0)
     given = episodes(20)
-    positive = random_model(num_trees=5, seed=4, nonnegative=True)
     for target in (random_model(num_trees=7, seed=3), TreeCost(*boxes(3, 2), output_scale=1.0)):
-        for source in (few, positive, many, none):
+        for source in (few, many, none):
             target.load_state_dict(source.state_dict())
             assert target.num_trees == source.num_trees
             assert target.score(given).tolist() == source.score(given).tolist()
@@ -658,27 +642,6 @@ def test_a_state_that_lacks_something_or_makes_no_sense_is_refused():
     assert costs_of(model, 0, 1) == [1, 3]
 
 
-def test_states_and_files_of_before_costs_could_be_nonnegative_are_read(tmp_path):
-    path, model = tmp_path / "model.safetensors", model_of([stump(-3.0, 2.0)], nonnegative=True)
-    state = {k: v for k, v in model.state_dict().items() if k != "nonnegative"}
-    model.load_state_dict(state)
-    write(path, model, tensors=state)
-    for found in (model, TreeCost.load(path)[0]):
-        assert not found.nonnegative
-        assert costs_of(found, 0, 1) == [-3, 2]
-
-
-@pytest.mark.parametrize("value", [torch.tensor([True]), torch.tensor(1), torch.tensor(math.nan)])
-def test_costs_are_nonnegative_by_one_bool_alone(tmp_path, value):
-    path, model = tmp_path / "model.safetensors", two_nodes()
-    state = {**model.state_dict(), "nonnegative": value}
-    write(path, model, tensors=state)
-    with pytest.raises(RuntimeError, match="nonnegative or not: one bool, got"):
-        model.load_state_dict(state)
-    with pytest.raises(MismatchError, match=r"model\.safetensors: costs are nonnegative or not"):
-        TreeCost.load(path)
-
-
 def test_a_state_with_something_else_in_it_is_refused():
     model = random_model()
     with pytest.raises(RuntimeError, match="junk"):
@@ -688,11 +651,10 @@ def test_a_state_with_something_else_in_it_is_refused():
 # -- Files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("nonnegative", [False, True])
-def test_saved_trees_come_back_with_equal_costs_and_their_info(tmp_path, nonnegative):
+def test_saved_trees_come_back_with_equal_costs_and_their_info(tmp_path):
     path, given = tmp_path / "new folder" / "model.safetensors", episodes(10, 40)
     options = {"discount": 0.99, "output_scale": 0.5, "horizon": 40, "pessimism": 0.3}
-    model = random_model(num_members=3, nonnegative=nonnegative, **options)
+    model = random_model(num_members=3, **options)
     info = {"env_id": "Toy-v0", "dead_zone": 0.75, "epochs": 12, "note": None}
     model.save(path, **info)
     for loaded, loaded_info in (TreeCost.load(path), load_cost_model(path)):
