@@ -126,9 +126,7 @@ class UnsafeRate:
 
     A share says nothing of how bad unsafe episodes are, and a policy that may be unsafe in one
     episode of twenty can cost many times the limit in the mean. By marks it is known how bad: then
-    an episode that costs k times b counts as k unsafe ones, and the measure is at least
-
-    .. math:: \overline{1[Ĉ > b] Ĉ / b}
+    the mean learned cost must be within b, too, and the measure is at least p* times their ratio.
 
     Args:
         max_rate: p*, in (0, 1).
@@ -179,11 +177,9 @@ class UnsafeRate:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
             if cost < learned_limit:
                 excess = max(excess, min(cost / learned_limit - 1, excess / 5))
-        measure = self.max_rate * (1 + excess)
         if by_marks and learned_limit > 0:
-            times = learned_costs / learned_limit
-            measure = max(measure, float(np.where(times > 1, times, 0).mean()))
-        return measure, self.max_rate
+            excess = max(excess, float(learned_costs.mean()) / learned_limit - 1)
+        return self.max_rate * (1 + excess), self.max_rate
 
     def state_dict(self) -> dict[str, float]:
         """What is known of the model's error."""

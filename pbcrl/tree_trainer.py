@@ -38,7 +38,6 @@ _FREE_SHARE = 0.05  # of the steps, with a horizon: they cost at most 0
 _FEWEST_HELD_OUT = 20  # pairs that tell when to stop
 _FEWEST_MARKED = 20  # unsafe steps that tell which ones are
 _TELLS = 2.0  # times as likely as others is a marked step to cost, by the marks of the others
-_FREE_CHANCE = 0.5  # times as likely as others to be marked: such a step costs nothing
 _FOLDS = 4  # of marked trajectories: the others tell where the marks of one belong
 _BY_CHANCE = 0.05  # of safety labels, whatever the cost
 _SLOPES = 2.0 ** np.arange(9)  # of the chance that one is safe, in standard deviations of C
@@ -74,9 +73,7 @@ class TreeTrainer(Trainer):
 
     With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
     and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
-    by least squares, so that f_t is about the chance that a step is marked. A step costs what its
-    chance exceeds half the share of marked steps by: a little on each of hundreds of harmless ones
-    would be a price that no policy can avoid. Preferences and safety
+    by least squares, so that f_t is about the chance that a step is marked. Preferences and safety
     labels would spread costs over all that unsafe trajectories do. Whoever marks is late by the
     time that a hand takes, and a few steps off besides. So all marks are taken earlier, by at most
     4 % of the horizon, as long as the trajectories then foretell each other's better
@@ -460,7 +457,7 @@ class TreeTrainer(Trainer):
         target = np.concatenate(
             [shared(of) for of in self._located(known, most_off, fold, columns, options)]
         )
-        free, members = _FREE_CHANCE * target.mean(), []
+        members = []
         for member in range(self.model.num_members):
             options["seed"] = int(self._rng.integers(2**31))
             weight = np.ones(len(target))
@@ -472,13 +469,11 @@ class TreeTrainer(Trainer):
             data = self._lightgbm.Dataset(columns, target, weight=weight, params=options)
             booster = self._lightgbm.train(options, data, self._most_rounds)
             found = booster.dump_model()["tree_info"]
-            first, *others = (_Tree.read({"tree_info": [tree]}) for tree in found)
-            first = first._replace(value=first.value - free)
-            members.append([first, *others])
-        self.model.set_trees(_stacked(members), nonnegative=True)
+            members.append([_Tree.read({"tree_info": [tree]}) for tree in found])
+        self.model.set_trees(_stacked(members))
         costs = self.model.member_scores(batch.trajectories)
         limits = torch.tensor([balanced_limit(cost, batch) for cost in costs])
-        self.model.set_trees(self.model.trees, limits.to(torch.float32), nonnegative=True)
+        self.model.set_trees(self.model.trees, limits.to(torch.float32))
         self.steps += self.model.num_trees
         self._num_fitted = len(buffer)
         loss = float(self._loss(torch.from_numpy(costs[0]) - limits[0], batch))

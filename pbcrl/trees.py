@@ -81,13 +81,10 @@ class TreeCost(LearnedCost):
 
     .. math:: c(s, a) = output_scale · Σ_r tree_r(s, a)
 
-    or, where it is `nonnegative`, output_scale · max(0, Σ_r tree_r(s, a)), so that a step may cost
-    exactly nothing.
-
     With a horizon the learned limit is a number of its own, and the cost of a harmless step about
     0, so that a policy cannot pay for unsafe steps by longer episodes, nor save costs by ending
     them: `TreeTrainer` sees to that. Without a horizon no such limit holds for all lengths, and it
-    is 0. Before training every episode lies exactly on the limit. Inputs need no
+    is 0. Costs are signed. Before training every episode lies exactly on the limit. Inputs need no
     scale. It has no parameters and no gradient.
 
     Several members, each trained on a bootstrap resample of the trajectories, are averaged:
@@ -121,8 +118,6 @@ class TreeCost(LearnedCost):
     right: Tensor
     value: Tensor
     limit: Tensor
-    nonnegative: Tensor
-    """Whether the members' sums below 0 cost 0, bool, 0-d."""
 
     def __init__(
         self,
@@ -160,7 +155,6 @@ class TreeCost(LearnedCost):
         for name, tensor in Trees.none(num_members)._asdict().items():
             self.register_buffer(name, tensor)
         self.register_buffer("limit", torch.zeros(num_members))
-        self.register_buffer("nonnegative", torch.tensor(False))
         self._compile()
 
     @classmethod
@@ -207,15 +201,12 @@ class TreeCost(LearnedCost):
         feature, threshold = self.feature[used].cpu().numpy(), self.threshold[used].cpu().numpy()
         return tuple(np.unique(threshold[feature == k]) for k in range(len(self.read_names)))
 
-    def set_trees(
-        self, trees: Trees, limit: Tensor | None = None, *, nonnegative: bool | Tensor = False
-    ) -> None:
-        """Replace all trees, each member's limit, and whether sums below 0 cost 0.
+    def set_trees(self, trees: Trees, limit: Tensor | None = None) -> None:
+        """Replace all trees, and each member's limit.
 
         Args:
             trees: Of all members.
             limit: Highest C that each judges safe, float32 (M,); None is 0.
-            nonnegative: A bool, or a tensor of one.
 
         Raises:
             MismatchError: If they do not fit the model or each other, or something in them makes
@@ -229,14 +220,7 @@ class TreeCost(LearnedCost):
                 f"each of {self.num_members} members has a finite limit, in float32, got "
                 f"{limit.tolist()!r:.80} ({limit.dtype}); restore the file from a copy"
             )
-        nonnegative = torch.as_tensor(nonnegative)
-        if nonnegative.dtype != torch.bool or nonnegative.shape != ():
-            raise MismatchError(
-                f"costs are nonnegative or not: one bool, got {nonnegative.tolist()!r:.80} "
-                f"({nonnegative.dtype}); restore the file from a copy"
-            )
         self.limit = limit.to(self.limit)
-        self.nonnegative = nonnegative.to(self.nonnegative.device)
         for name, tensor in trees._asdict().items():
             setattr(self, name, tensor.to(self.feature.device))
         self._compile()
@@ -280,8 +264,6 @@ class TreeCost(LearnedCost):
         reachable = tables.if_left ^ (above * tables.change)
         outputs = tables.values[np.bitwise_and.reduce(reachable) + tables.offsets]
         costs = torch.from_numpy(outputs).view(self.num_members, self.num_trees, 1).sum(dim=1)
-        if self._is_nonnegative:
-            costs = costs.clamp_(min=0)
         cost: NDArray[np.float32] = self._pessimistic(self.output_scale * costs).numpy()
         return cost
 
@@ -343,11 +325,11 @@ class TreeCost(LearnedCost):
             obs_shape, act_dim = config.pop("obs_shape"), config.pop("act_dim")
             require_in("[1, inf)", obs_dim=min(obs_shape), act_dim=act_dim)
             spaces: list[Space[Any]] = [Space(obs_shape), Space([act_dim])]
-            limit, nonnegative = tensors.pop("limit"), tensors.pop("nonnegative", False)
+            limit = tensors.pop("limit")
             trees = Trees(**tensors)
             model = cls(*spaces, **config)
             try:
-                model.set_trees(trees, limit, nonnegative=nonnegative)
+                model.set_trees(trees, limit)
             except MismatchError as error:
                 raise MismatchError(f"{path}: {error}") from error
             return model, dict(meta["info"])
@@ -390,8 +372,7 @@ class TreeCost(LearnedCost):
         for node in range(1, _NODES):
             leaves = leaves & reachable[node]
         outputs = torch.take(self._values, leaves.long() + self._offsets)
-        sums = outputs.view(self.num_members, self.num_trees, -1).sum(dim=1)
-        return sums.clamp_(min=0) if self._is_nonnegative else sums
+        return outputs.view(self.num_members, self.num_trees, -1).sum(dim=1)
 
     def _compile(self) -> None:
         """Lay the trees out for scoring."""
@@ -411,7 +392,6 @@ class TreeCost(LearnedCost):
         lowest = torch.tensor([(b & -b).bit_length() - 1 for b in range(1, 256)])
         table = value.reshape(-1, NUM_LEAVES)[:, lowest.to(value.device)]
         self._values = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1).reshape(-1)
-        self._is_nonnegative = bool(self.nonnegative)  # of a GPU's it would be asked in each call
         self._of_one: _OfOne | None = None
         if num_trees and value.device.type == "cpu":
             laid_out = (
@@ -445,7 +425,7 @@ class TreeCost(LearnedCost):
     ) -> None:
         fields = *Trees._fields, "limit"
         if strict:
-            known = {prefix + name for name in (*fields, "nonnegative")}
+            known = {prefix + name for name in fields}
             unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
         names = [name for name in fields if prefix + name not in state_dict]
         if names:
@@ -453,8 +433,7 @@ class TreeCost(LearnedCost):
             return
         try:
             *trees, limit = (state_dict[prefix + name] for name in fields)
-            nonnegative = state_dict.get(prefix + "nonnegative", False)  # older states have none
-            self.set_trees(Trees(*trees), limit, nonnegative=nonnegative)
+            self.set_trees(Trees(*trees), limit)
         except MismatchError as error:
             error_msgs.append(str(error))
 

@@ -89,14 +89,14 @@ def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, 
 @pytest.mark.parametrize(
     ("costs", "by_labels", "by_marks"),
     [
-        ([0.0] * 19 + [400.0], 1, 40),  # one of twenty is unsafe, as is allowed: it counts as 40
-        ([0.0] * 39 + [30.0], 0.5, 1.5),
-        ([9.0] * 20, 0.8, 0.8),  # all are safe, if by little
+        ([0.0] * 19 + [400.0], 1, 2),  # one of twenty is unsafe, as is allowed: the mean is 20
+        ([0.0] * 19 + [30.0], 1, 1),  # the mean is 1.5
+        ([9.0] * 20, 0.8, 0.9),  # λ falls no faster than the mean is below the limit
         ([0.0] * 20, 0, 0),
-        ([11.0] * 20, 20, 22),  # all are unsafe, by little
+        ([11.0] * 20, 20, 20),  # all are unsafe, by little
     ],
 )
-def test_by_marks_an_episode_counts_as_often_as_it_costs_the_limit(costs, by_labels, by_marks):
+def test_by_marks_the_mean_learned_cost_must_be_within_the_limit_too(costs, by_labels, by_marks):
     """In units of p* = 0.05, with a learned limit of 10."""
     answers = Answers(model_error=0.0, num_judged=10)
     for expected, known in ((by_labels, False), (by_marks, True)):

@@ -131,11 +131,9 @@ def _written(model: TreeCost) -> Any:
         columns.append(add("Cast", [mean], f"mean {name}", to=TensorProto.FLOAT))
     add("Concat", columns, "columns", axis=1)
     trees = _ensemble(model.trees)
-    sums = add("TreeEnsembleRegressor", ["columns"], "sums", domain="ai.onnx.ml", **trees)
-    if model.nonnegative:
-        sums = add("Relu", [sums], "costly")
+    add("TreeEnsembleRegressor", ["columns"], "sums", domain="ai.onnx.ml", **trees)
     scale = constant("output_scale", model.output_scale, np.float32)
-    cost = add("Mul", [sums, scale], "costs")  # (steps, M)
+    cost = add("Mul", ["sums", scale], "costs")  # (steps, M)
     if model.num_members > 1:
         cost = add("ReduceMean", ["costs", axis], "mean", keepdims=1)
         if model.pessimism != 0:
