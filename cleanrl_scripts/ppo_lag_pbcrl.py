@@ -513,7 +513,10 @@ def train(args: Args) -> Path:
             if args.is_round(iteration):
                 due, shown = args.due(iteration), constraint.batch
                 answers = feedback.round(due, model=cost_model, batch=shown, wait=args.label_wait)
+                fitted_marks = trainer.fits_marks
                 tuned = trainer.update(buffer, answers.pairs)
+                if trainer.fits_marks != fitted_marks:
+                    scale.forget_costs()  # the chance of a mark has another unit than a logit
 
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)
