@@ -22,8 +22,8 @@ from pbcrl import FolderOracle, Trajectory, TrajectoryDataset, TrajectoryWriter
 from pbcrl.env_modules import env_id_flag
 from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE, Policy, load_policy
-from pbcrl.label.folder_oracle import GRID
 from pbcrl.label.store import INTRO, read_intro
+from pbcrl.oracle import GRID
 from pbcrl.storage import FolderLock, make_folder, sync_folder, write_atomically
 from pbcrl_script_utils.args import CostLimit, Count, NonNegativeInt, OpenShare, check_args
 from pbcrl_script_utils.card import CARD

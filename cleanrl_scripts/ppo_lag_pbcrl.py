@@ -511,11 +511,18 @@ def train(args: Args) -> Path:
             if args.online_queries:
                 feedback.add(finished)
             if args.is_round(iteration):
-                due, shown = args.due(iteration), constraint.batch
-                answers = feedback.round(due, model=cost_model, batch=shown, wait=args.label_wait)
-                fitted_marks = trainer.fits_marks
+                by_marks, due = trainer.fits_marks, args.due(iteration)
+                # In grids people find what the model wrongly calls safe; then it is marked.
+                grids = by_marks and args.constraint == "rate"
+                answers = feedback.round(
+                    due,
+                    model=cost_model,
+                    batch=constraint.batch,
+                    grids=grids,
+                    wait=args.label_wait,
+                )
                 tuned = trainer.update(buffer, answers.pairs)
-                if trainer.fits_marks != fitted_marks:
+                if trainer.fits_marks != by_marks:
                     scale.forget_costs()  # the chance of a mark has another unit than a logit
 
             # -- 3. Score with the model as it is now ----------------------------------------------

@@ -32,11 +32,12 @@ from pbcrl.cost_model import LearnedCost
 from pbcrl.data.dataset import TrajectoryDataset, TrajectoryWriter
 from pbcrl.data.label_log import LabelLog, label_to_json
 from pbcrl.errors import BudgetError, LabelError, MismatchError, StorageError
-from pbcrl.oracle import Oracle, num_queries
+from pbcrl.oracle import GRID, Oracle, num_queries
 from pbcrl.selection import Selection, num_new_pairs, uniform
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
+    GridLabel,
     Label,
     Trajectory,
     cut_segments,
@@ -80,6 +81,11 @@ class FeedbackLoop:
     say so may be errors. So an episode that is labelled unsafe though the model judged it safe is
     shown once more, in one of the next pairs that are due, beside a fresh one.
 
+    Grids: episodes that the model wrongly calls safe are rare, and teach most. Among a dozen that
+    are drawn at random and seen at once somebody finds them in the time of a pair or less. So a
+    grid of fresh episodes tells how the model errs, and those that it calls unsafe, and the model
+    safe, are the members of the next pairs: there they are looked at for a second time, and marked.
+
     With a folder, every label is in `labels.jsonl` there before it is used, and the episodes that
     were compared online lie in `online/0001`, ..., a dataset per round that asked about pairs, so
     that they take no memory. A process that was killed continues from a `state_dict`. It gets the
@@ -93,8 +99,8 @@ class FeedbackLoop:
         rng: Draws the pairs. It is the caller's, and not part of `state_dict`.
         folder: Where the log and the compared episodes are; None keeps all in memory.
         select: Chooses the online pairs among the fresh episodes.
-        segment_length: Steps of the segments of fresh episodes, see `cut_segments`, that pairs
-            show instead of whole ones. Batches show whole ones still.
+        segment_length: Steps of the segments of fresh episodes, see `cut_segments`, that pairs and
+            grids show instead of whole ones. Batches show whole ones still.
 
     Raises:
         TypeError: If `buffer` or `rng` is something else.
@@ -134,6 +140,9 @@ class FeedbackLoop:
         self._open_batch: int | None = None  # the oracle's number
         self._answers: dict[int, AnyLabel] = {}  # collected, but not logged yet
         self._surprises: list[int] = []  # positions in the buffer of what is to be seen once more
+        self._open_grids: dict[int, list[Trajectory]] = {}  # the episodes of each
+        self._missed: list[Trajectory] = []  # called unsafe in grids, and not by the model
+        self._chosen: list[int] = []  # positions in the buffer of such ones, not judged yet
         self._warned_of_budget = False
 
     @property
@@ -143,8 +152,8 @@ class FeedbackLoop:
 
     @property
     def num_open(self) -> int:
-        """Online queries that have no answer yet; a batch counts as one."""
-        return len(self._open) + (self._open_batch is not None)
+        """Online queries that have no answer yet; a batch counts as one, and so does a grid."""
+        return len(self._open) + len(self._open_grids) + (self._open_batch is not None)
 
     @property
     def queries_used(self) -> int:
@@ -153,7 +162,7 @@ class FeedbackLoop:
 
     @property
     def num_labels(self) -> int:
-        """Labels so far, online and offline, for whatever buffer; one for each batch, too."""
+        """Labels so far, online and offline, for whatever buffer; one per batch and grid, too."""
         return self._num_labels
 
     def label_all(self, parts: Sequence[tuple[PreferenceBuffer, int]]) -> list[int]:
@@ -211,15 +220,16 @@ class FeedbackLoop:
         *,
         model: LearnedCost | None = None,
         batch: int = 0,
+        grids: bool = False,
         wait: float = 0.0,
     ) -> Answers:
         """Ask about fresh episodes until `due` queries have been asked in all; collect answers.
 
         First the newest `batch` episodes are shown at once, if they are new, all their queries are
         due and no earlier batch waits for its answer. No episode is shown in two batches, but one
-        may be compared as well. Then pairs are asked about: if the episodes make fewer than are
-        due, the rest is asked in a later round. Then all fresh ones are
-        forgotten, compared or not. If the oracle's budget ends, a warning says so, once.
+        may be compared as well. With `grids` every second query is one. Then pairs are asked about:
+        if the episodes make fewer than are due, the rest is asked in a later round. Then all fresh
+        ones are forgotten, compared or not. If the oracle's budget ends, a warning says so, once.
 
         Answers come when they come, from people maybe rounds later.
 
@@ -231,6 +241,8 @@ class FeedbackLoop:
                 and an episode that it wrongly calls safe is shown once more. A `select` may look
                 at it, too. None asks for no second look.
             batch: Episodes per batch; 0 shows none.
+            grids: Whether grids of `pbcrl.oracle.GRID` fresh episodes are shown, too. They need a
+                model.
             wait: Seconds to wait at most for the answers that are open; may be inf.
 
         Returns:
@@ -243,14 +255,18 @@ class FeedbackLoop:
             StorageError: If a question, the compared episodes or the labels cannot be written.
                 Nothing is lost: the next round goes on with what was asked and answered.
             TypeError, ValueError: If a number is no integer >= 0, or `wait` is negative.
-            UnsupportedError: If `batch` > 0 and the oracle is not asked about batches.
+            UnsupportedError: If `batch` > 0 and the oracle is not asked about batches, or likewise
+                of `grids`.
         """
         _checked_count("due", due)
         if not wait >= 0:
             raise ValueError(f"wait is in seconds and must be >= 0, got {wait}; 0 never waits")
         _checked_count("batch", batch, of="episodes")
         shown = batch > 0 and self._ask_batch(batch, due=due)
+        has_grids = grids and model is not None and self._ask_grids(due)
         self._ask(due, model=model)
+        if has_grids:
+            self._fresh, self._num_unjudged = [], 0
         return self._collect(wait, model=model, batch_shown=shown)
 
     def set_unused_labels_aside(self) -> int:
@@ -295,6 +311,12 @@ class FeedbackLoop:
             "open_pairs": np.array(list(self._open.values()), dtype=np.int64).reshape(-1, 2),
             "open_batch": self._open_batch,
             "surprises": list(self._surprises),
+            "open_grids": [
+                (number, [_arrays(one) for one in grid])
+                for number, grid in self._open_grids.items()
+            ],
+            "missed": [_arrays(one) for one in self._missed],
+            "chosen": list(self._chosen),
             "oracle": self.oracle.state_dict(),
         }
 
@@ -342,6 +364,12 @@ class FeedbackLoop:
         self._open = dict(zip(numbers, pairs, strict=True))
         self._open_batch = state["open_batch"]
         self._surprises = list(state["surprises"])
+        self._open_grids = {  # older states have nothing of grids
+            number: [Trajectory(*arrays) for arrays in grid]
+            for number, grid in state.get("open_grids", [])
+        }
+        self._missed = [Trajectory(*arrays) for arrays in state.get("missed", [])]
+        self._chosen = list(state.get("chosen", []))
 
     def close(self) -> None:
         """Let another loop use the log; a second call does nothing."""
@@ -362,13 +390,30 @@ class FeedbackLoop:
         self._num_unjudged = 0
         return True
 
+    def _ask_grids(self, due: int) -> bool:
+        """Show fresh episodes in grids: every second query; return whether any was shown."""
+        fresh = self._in_segments(self._fresh)
+        count = min(due // 2 - self._queries_asked // 2, len(fresh) // GRID)
+        if count <= 0:
+            return False
+        shown = self._rng.choice(len(fresh), (count, GRID), replace=False)
+        before = self._queries_asked
+        for grid in shown.tolist():
+            episodes = [fresh[i] for i in grid]
+            try:
+                self._open_grids[self.oracle.submit_grid(episodes)] = episodes
+            except BudgetError as error:
+                self._warn_of_budget(due, error, stacklevel=4)
+                break
+            self._queries_asked += 1
+        return self._queries_asked > before
+
     def _ask(self, due: int, *, model: LearnedCost | None) -> None:
         """Ask about pairs of fresh episodes until `due` queries have been asked in all."""
-        missing, fresh = due - self._queries_asked, self._fresh
+        missing = due - self._queries_asked
         if missing <= 0:
             return
-        if self._segment_length is not None:
-            fresh = cut_segments(fresh, self._segment_length)
+        fresh = self._in_segments(self._fresh)
         count = min(missing, num_new_pairs(fresh, self.buffer))
         if count <= 0:
             return
@@ -377,6 +422,10 @@ class FeedbackLoop:
         pairs = np.empty((0, 2), dtype=np.int64)
         if left := count - len(again):
             pairs = self._select(fresh, left, asked=self.buffer, model=model, rng=self._rng)
+        missed = self._missed[: 2 * len(pairs)]
+        if missed:  # first one in each pair, then a second one; no side tells which
+            pairs.T.flat[: len(missed)] = len(fresh) + np.arange(len(missed))
+            pairs, fresh = self._rng.permuted(pairs, axis=1), [*fresh, *missed]
         used, inverse = np.unique([*beside, *pairs.flat], return_inverse=True)
         before, start = self._queries_asked, len(self.buffer.trajectories)
         kept = self.buffer.add_trajectories([fresh[i] for i in used.tolist()])[inverse]
@@ -389,7 +438,15 @@ class FeedbackLoop:
         finally:  # the oracle's disk may be full: what was asked by then counts
             asked = self._queries_asked - before
             del self._surprises[: min(asked, len(again))]
+            if asked:
+                del self._missed[: len(missed)]
+                # `used` is sorted, so that what was missed comes last.
+                end = len(self.buffer.trajectories)
+                self._chosen += range(end - len(missed), end)
             self._end_round(start, has_asked=asked > 0)
+
+    def _in_segments(self, fresh: list[Trajectory]) -> list[Trajectory]:
+        return fresh if self._segment_length is None else cut_segments(fresh, self._segment_length)
 
     def _submit(self, pairs: Pairs, *, due: int) -> None:
         """Submit queries one by one, so that the number of each is known if a later one fails."""
@@ -415,7 +472,9 @@ class FeedbackLoop:
     def _collect(self, wait: float, *, model: LearnedCost | None, batch_shown: bool) -> Answers:
         """Log the answers that have come, and put those about pairs into the buffer."""
         self._answers |= self.oracle.collect(wait=wait)
-        about_pairs = {n: one for n, one in self._answers.items() if n != self._open_batch}
+        of_grids = {n: one for n, one in self._answers.items() if n in self._open_grids}
+        about_many = {self._open_batch, *of_grids}
+        about_pairs = {n: one for n, one in self._answers.items() if n not in about_many}
         batch = self._answers.get(self._open_batch) if self._open_batch is not None else None
         if unknown := [number for number in about_pairs if number not in self._open]:
             raise LabelError(
@@ -423,12 +482,19 @@ class FeedbackLoop:
                 f"{unknown} of somebody else; give the loop an oracle that nothing else uses"
             )
         labels = [one for one in about_pairs.values() if isinstance(one, Label)]
-        if len(labels) < len(about_pairs) or not isinstance(batch, BatchLabel | None):
+        grids = [one for one in of_grids.values() if isinstance(one, GridLabel)]
+        sizes = [len(self._open_grids[number]) for number in of_grids]
+        if (
+            len(labels) < len(about_pairs)
+            or not isinstance(batch, BatchLabel | None)
+            or [len(one.safe) for one in grids] != sizes
+        ):
+            found = [*about_pairs.values(), *of_grids.values(), *([] if batch is None else [batch])]
             raise LabelError(
-                "an oracle answers a query by a Label and a batch by a BatchLabel, but got "
-                f"{[*about_pairs.values(), *([] if batch is None else [batch])]}"
+                "an oracle answers a query by a Label, a batch by a BatchLabel and a grid by a "
+                f"GridLabel with an answer for each of its episodes, but got {found}"
             )
-        self._log_labels([*([] if batch is None else [batch]), *labels])
+        self._log_labels([*([] if batch is None else [batch]), *grids, *labels])
         if labels:
             self.buffer.add_labels(np.stack([self._open.pop(n) for n in about_pairs]), labels)
         if batch is not None:
@@ -437,14 +503,21 @@ class FeedbackLoop:
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
         shown, unsafe = self.buffer.unsafe_shares(new)
         is_first, counts = self._looks(new, shown)
+        # What a grid has found is looked at for the second time, and was drawn by nobody.
+        is_first &= ~np.isin(shown, self._chosen)
+        counts |= np.isin(shown, self._chosen)
+        self._chosen = [i for i in self._chosen if i not in shown]
         shown, unsafe, is_first = shown[counts], unsafe[counts], is_first[counts]
         # A model that no label has taught yet says nothing of one that these have.
         if len(self.buffer) == len(labels):
             model = None
         errors = self._errors(shown, unsafe, is_first, model=model)
+        in_grids, errors_there = self._judged_in_grids(list(of_grids), grids, model=model)
+        errors = np.concatenate([errors, errors_there])
+        drawn = np.concatenate([unsafe[is_first], in_grids])
         return Answers(
             pairs=new,
-            unsafe_rate=float(unsafe[is_first].mean()) if is_first.any() else None,
+            unsafe_rate=float(drawn.mean()) if len(drawn) else None,
             model_error=float(errors.mean()) if len(errors) else None,
             num_judged=len(errors),
             num_late=self._num_late(new),
@@ -484,6 +557,27 @@ class FeedbackLoop:
         surprising = is_first & (unsafe > called)
         self._surprises += [i for i in shown[surprising].tolist() if i not in self._surprises]
         return (unsafe - called)[~surprising]
+
+    def _judged_in_grids(
+        self, numbers: Sequence[int], grids: Sequence[GridLabel], *, model: LearnedCost | None
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What was labelled of the episodes in grids, 1 unsafe, and that minus what the model said.
+
+        Those that the model had called safe, and the grid unsafe, are kept for the next pairs, the
+        newest first, and do not count among the second before.
+        """
+        episodes = [one for number in numbers for one in self._open_grids.pop(number)]
+        unsafe = np.array([1 - safe for grid in grids for safe in grid.safe])
+        given = np.flatnonzero(~np.isnan(unsafe))
+        unsafe = unsafe[given]
+        if model is None or not len(given):
+            return unsafe, np.empty(0)
+        episodes = [episodes[i] for i in given.tolist()]
+        called = model.score(episodes) > model.learned_limit
+        missed = unsafe > called
+        found = [one for one, is_missed in zip(episodes, missed, strict=True) if is_missed]
+        self._missed = [*found, *self._missed][:GRID]
+        return unsafe, (unsafe - called)[~missed]
 
     def _num_late(self, positions: NDArray[np.int64]) -> int:
         """How many labelled pairs were asked about before the newest questions about pairs.

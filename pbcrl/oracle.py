@@ -2,9 +2,9 @@
 
 An oracle is handed queries (`submit`) and asked now and then what has been answered (`collect`), so
 that a slow one delays labels, never training; `label` waits. Some also judge a whole batch of
-episodes at once (`submit_batch`). `SyntheticOracle` answers from true costs, as well or as badly as
-its `Teacher`, and is the only reader of the true limit d besides the evaluation. People answer
-through a `FolderOracle`, functions through a `FunctionOracle`.
+episodes at once (`submit_batch`), or each of a few (`submit_grid`). `SyntheticOracle` answers from
+true costs, as well or as badly as its `Teacher`, and is the only reader of the true limit d besides
+the evaluation. People answer through a `FolderOracle`, functions through a `FunctionOracle`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from pbcrl.errors import StorageError
 from pbcrl.trajectory import (
     AnyLabel,
     BatchLabel,
+    GridLabel,
     Label,
     Query,
     Stretches,
     Trajectory,
     unsafe_stretches,
 )
+
+GRID = 12
+"""Most trajectories that a person sees in a grid: what one can watch at once."""
 
 
 class Oracle(Protocol):
@@ -69,10 +73,22 @@ class Oracle(Protocol):
         """
         ...
 
+    def submit_grid(self, episodes: Sequence[Trajectory]) -> int:
+        """Ask which of these episodes are safe; return the number.
+
+        It is counted as one query.
+
+        Raises:
+            BudgetError: If nothing is left of the budget; nothing is asked then.
+            UnsupportedError: If this oracle is not asked about grids.
+            ValueError: If there is no episode, or more than `GRID`.
+        """
+        ...
+
     def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
         """Return the answers that came since the last call, by number.
 
-        A query is answered by a `Label`, a batch by a `BatchLabel`.
+        A query is answered by a `Label`, a batch by a `BatchLabel`, a grid by a `GridLabel`.
 
         Args:
             wait: Seconds to wait at most, until all is answered that was handed in; may be inf.
@@ -223,8 +239,9 @@ class SyntheticOracle:
 
     Args:
         cost_limit: d >= 0, the true limit, per episode.
-        share: Of the limit, in (0, 1], within which a trajectory of a pair is safe: for segments
-            length / horizon. A batch shows whole episodes, and is judged by the limit itself.
+        share: Of the limit, in (0, 1], within which a trajectory of a pair or grid is safe: for
+            segments length / horizon. A batch shows whole episodes, and is judged by the limit
+            itself.
         budget: Most queries to take; None is no bound. A skipped query counts, since it
             was shown. (B-Pref counts only those that got an answer.)
         marks: Whether the unsafe steps of a pair are marked, too: those that cost.
@@ -298,6 +315,27 @@ class SyntheticOracle:
         safe = math.nan if skipped else self._safe(float(np.mean(costs)), self.cost_limit)
         number = self._queries_used - 1
         self._answers[number] = BatchLabel(safe)
+        return number
+
+    def submit_grid(self, episodes: Sequence[Trajectory]) -> int:
+        """Judge each of a few episodes for the next `collect`; return the grid's number.
+
+        Each is safe as in a pair; one that is skipped has no answer.
+
+        Raises:
+            BudgetError: If nothing is left of the budget.
+            MissingCostError: If an episode has no true costs; nothing is counted then.
+            ValueError: If there is no episode, or more than `GRID`.
+        """
+        check_grid(episodes)
+        check_left(self.budget, used=self._queries_used, asked=1)
+        costs = [episode.true_cost for episode in episodes]
+        self._queries_used += 1
+        number = self._queries_used - 1
+        skip = self.teacher.skip_above
+        limit = self.share * self.cost_limit
+        safe = (math.nan if cost > skip else self._safe(cost, limit) for cost in costs)
+        self._answers[number] = GridLabel(tuple(safe))
         return number
 
     def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:  # noqa: ARG002 - none is late
@@ -423,6 +461,10 @@ class DelayedOracle:
         """Hand in a batch; return its number."""
         return self._oracle.submit_batch(episodes)
 
+    def submit_grid(self, episodes: Sequence[Trajectory]) -> int:
+        """Hand in a grid; return its number."""
+        return self._oracle.submit_grid(episodes)
+
     def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
         """Return the answers that were due `rounds` calls ago, by number."""
         self._late.append(self._oracle.collect(wait=wait))
@@ -465,6 +507,18 @@ def check_batch(episodes: Sequence[Trajectory]) -> None:
     """
     if not episodes:
         raise ValueError("a batch that is judged by its mean cost has episodes, got none")
+
+
+def check_grid(episodes: Sequence[Trajectory]) -> None:
+    """Refuse a grid of no trajectory, or of more than one can watch at once.
+
+    Raises:
+        ValueError: If so.
+    """
+    if not 1 <= len(episodes) <= GRID:
+        raise ValueError(
+            f"a grid shows 1 to {GRID} trajectories, got {len(episodes)}; ask about them in several"
+        )
 
 
 def _plain(answers: Mapping[int, AnyLabel]) -> dict[int, dict[str, float | None]]:

@@ -24,7 +24,7 @@ from pbcrl.label.folder_oracle import FolderOracle
 from pbcrl.label.function_oracle import FunctionOracle
 from pbcrl.oracle import DelayedOracle, SyntheticOracle, Teacher, num_queries
 from pbcrl.selection import entropy, novelty
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 from pbcrl.trees import UNUSED, TreeCost, Trees
 
 from .damage import full_disk
@@ -556,6 +556,179 @@ def test_answers_about_an_earlier_round_are_late():
     assert (len(answers.pairs), answers.num_late) == (1, 0)
 
 
+# -- Grids -----------------------------------------------------------------------------------
+
+
+def test_every_second_query_is_a_grid_of_twelve_fresh_episodes(tmp_path):
+    """Queries 2 and 4 are grids; 12 episodes make one, and what is missing is made up by pairs."""
+    loop = FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    options = {"grids": True, "model": Judge(5)}
+    found = []
+    for due, num in ((1, 40), (2, 40), (5, 30), (6, 11), (6, 40)):
+        loop.add(episodes(*range(num)))
+        before = loop.queries_asked
+        answers = loop.round(due, **options)
+        found.append((loop.queries_asked - before, len(answers.pairs)))
+    assert found == [(1, 1), (1, 0), (3, 2), (1, 1), (0, 0)]
+    assert loop.queries_used == loop.num_labels == 6
+    kinds = [type(one) for one in read_labels(tmp_path / "labels.jsonl")]
+    assert kinds == [Label, GridLabel, GridLabel, Label, Label, Label]
+
+
+def test_without_a_model_or_if_not_told_so_no_grid_is_shown():
+    for options in ({"grids": True}, {"model": Judge(5)}):
+        loop = FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng())
+        loop.add(episodes(*range(40)))
+        assert len(loop.round(4, **options).pairs) == 4
+
+
+def test_what_a_grid_finds_is_in_the_next_pairs_and_counts_once_it_is_confirmed():
+    """Of 1 to 12 the model calls 11 and 12 unsafe, and 6 to 12 are: it misses five, 6 to 10."""
+    loop = taught(SyntheticOracle(5.5))
+    loop.add(episodes(*range(1, 13)))
+    grid = loop.round(2, model=Judge(10.5), grids=True)
+    assert (len(grid.pairs), grid.unsafe_rate) == (0, 7 / 12)
+    assert (grid.model_error, grid.num_judged) == (0.0, 7)  # of the others it is right
+    loop.add(episodes(0.5, 1.5, 2.5, 3.5, 4.5, 0.25))
+    next_pairs = loop.round(5, model=Judge(10.5))
+    shown = [set(pair) for pair in costs_of(loop.buffer, next_pairs.pairs)]
+    assert sum(len(pair & {6, 7, 8, 9, 10}) for pair in shown) == 5
+    assert sum(len(pair & {0.5, 1.5, 2.5, 3.5, 4.5, 0.25}) for pair in shown) == 1
+    assert next_pairs.unsafe_rate == 0  # by chance one alone was drawn
+    assert (next_pairs.model_error, next_pairs.num_judged) == (5 / 6, 6)
+    loop.add(episodes(1, 2))
+    assert costs_of(loop.buffer, loop.round(6, model=Judge(10.5)).pairs) in ([[1, 2]], [[2, 1]])
+
+
+def test_of_some_that_were_found_each_pair_has_one_before_any_has_two():
+    loop = taught(SyntheticOracle(5))
+    loop.add(episodes(*[1] * 10, 8, 9))
+    loop.round(2, model=Judge(10), grids=True)
+    loop.add(episodes(2, 3, 4, 4.5))
+    shown = costs_of(loop.buffer, loop.round(4, model=Judge(10)).pairs)
+    assert [len({8, 9} & set(pair)) for pair in shown] == [1, 1]
+
+
+def test_a_mistake_in_a_grid_is_withdrawn_by_the_pair():
+    loop = taught(SyntheticOracle(5))
+    loop.oracle.submit_grid = lambda shown: loop.oracle.submit_wrongly(shown)
+    loop.oracle.submit_wrongly = lambda shown: SyntheticOracle.submit_grid(
+        loop.oracle, [replace(one, costs=one.costs + 9 * (one.true_cost == 3)) for one in shown]
+    )
+    loop.add(episodes(*[1] * 11, 3))
+    grid = loop.round(2, model=Judge(5), grids=True)
+    assert (grid.unsafe_rate, grid.model_error, grid.num_judged) == (1 / 12, 0.0, 11)
+    loop.add(episodes(2, 2.5))
+    answers = loop.round(3, model=Judge(5))
+    assert 3 in costs_of(loop.buffer, answers.pairs)[0]
+    assert (answers.model_error, answers.num_judged) == (0.0, 2)
+
+
+def test_grids_and_pairs_estimate_the_share_of_unsafe_episodes_without_bias():
+    """A tenth is unsafe, of which the model knows half; people find some of the other half."""
+    random, constraint, measured = rng(), UnsafeRate(0.05), []
+    loop = FeedbackLoop(SyntheticOracle(0.9), PreferenceBuffer(), rng=random)
+    model = Judge(0.95)
+    for iteration in range(200):
+        fresh = [
+            Trajectory(x[None], np.zeros((1, 1)), x) for x in random.uniform(size=(200, 1)).round(4)
+        ]
+        loop.add(fresh)
+        answers = loop.round(4 * (iteration + 1), model=model, grids=True)
+        measured.append(constraint.measure(answers, model.score(fresh), model.learned_limit)[0])
+    assert abs(np.mean(measured[20:]) - 0.1) < 0.02  # of .05 that are called unsafe
+    found = [loop.buffer.trajectories[i].true_cost for i in np.unique(loop.buffer.labelled_pairs)]
+    assert np.mean([0.9 < cost <= 0.95 for cost in found]) > 0.2  # where chance has .05
+
+
+def test_a_clip_of_a_grid_that_nobody_could_tell_counts_nowhere():
+    loop = taught(SyntheticOracle(5, teacher=Teacher(skip_above=11)))
+    loop.add(episodes(*range(1, 12), 12))
+    answers = loop.round(2, model=Judge(5), grids=True)
+    assert (answers.unsafe_rate, answers.num_judged) == (6 / 11, 11)
+
+
+def test_grids_show_segments_where_pairs_do():
+    loop = FeedbackLoop(
+        SyntheticOracle(5, share=0.5), PreferenceBuffer(), rng=rng(), segment_length=1
+    )
+    loop.add(episodes(*[3] * 6))  # 12 steps, of which 6 cost more than half of the limit
+    loop.round(1)
+    loop.add(episodes(*[3] * 6))
+    assert loop.round(2, model=Judge(9), grids=True).unsafe_rate == 0.5
+
+
+def test_late_answers_about_grids_are_judged_by_the_model_of_then():
+    loop = taught(SyntheticOracle(5))
+    loop.oracle, before = DelayedOracle(SyntheticOracle(5), rounds=1), loop.oracle
+    assert before.collect() == {}
+    loop.add(episodes(*range(1, 13)))
+    assert loop.round(2, model=Judge(20), grids=True).num_judged == 0
+    assert loop.num_open == 1
+    answers = loop.round(2, model=Judge(4), grids=True)
+    assert (answers.model_error, answers.num_judged, loop.num_open) == (-1 / 12, 12, 0)
+
+
+def test_a_grid_beyond_the_budget_is_not_shown_and_one_that_is_refused_spends_nothing(tmp_path):
+    loop = FeedbackLoop(SyntheticOracle(5, budget=1), PreferenceBuffer(), rng=rng())
+    loop.add(episodes(*range(20)))
+    loop.round(1)
+    loop.add(episodes(*range(20)))
+    with pytest.warns(RuntimeWarning, match="2 online queries are due, but 1 were asked") as found:
+        loop.round(2, model=Judge(5), grids=True)
+    assert found[0].filename == __file__
+    assert loop.queries_asked == 1
+    oracle = FunctionOracle(lambda _: Label(1, 1, 1), tmp_path / "bought.jsonl")
+    loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
+    loop.add(episodes(*range(20)))
+    with pytest.raises(UnsupportedError, match=r"shown to a FunctionOracle; ask about pairs"):
+        loop.round(2, model=Judge(5), grids=True)
+    assert (loop.queries_asked, len(loop.round(2, wait=math.inf).pairs)) == (0, 2)
+
+
+@pytest.mark.parametrize("wrong", [Label(1, 1, 1), GridLabel((1, 0, 1)), BatchLabel(1)])
+def test_an_answer_that_is_not_about_each_episode_of_the_grid_is_refused(tmp_path, wrong):
+    loop = FeedbackLoop(SyntheticOracle(5), PreferenceBuffer(), rng=rng(), folder=tmp_path)
+    loop.oracle.collect = lambda **_: dict.fromkeys(loop._open_grids, wrong)
+    loop.add(episodes(*range(20)))
+    with pytest.raises(LabelError, match=r"a grid by a GridLabel with an answer for each of its"):
+        loop.round(2, model=Judge(5), grids=True)
+    assert read_labels(tmp_path / "labels.jsonl") == []
+
+
+def test_people_answer_grids_and_a_killed_run_knows_what_it_has_asked(tmp_path):
+    def begin():
+        oracle = FolderOracle(tmp_path / "asked")
+        return FeedbackLoop(oracle, PreferenceBuffer(), rng=rng(), folder=tmp_path / "run")
+
+    loop = begin()
+    loop.add(episodes(7, 8))
+    loop.round(1)
+    answer(tmp_path / "asked", 1, Label(1, 1, 0))
+    loop.add(episodes(*range(20)))
+    loop.round(3, model=Judge(30), grids=True)
+    assert (questions(tmp_path / "asked"), loop.num_open, loop.queries_used) == ([1, 2, 3], 2, 3)
+    state = copy.deepcopy(loop.state_dict())
+    loop.close()
+    loop.oracle.close()
+    again = begin()
+    again.load_state_dict(state)
+    answer(tmp_path / "asked", 2, GridLabel((*[1.0] * 10, 0.0, math.nan)))
+    answer(tmp_path / "asked", 3, Label(1, 1, 1))
+    answers = again.round(3, model=Judge(30))
+    assert (len(answers.pairs), again.num_open) == (1, 0)
+    assert answers.unsafe_rate == 1 / 13
+    state = copy.deepcopy(again.state_dict())
+    assert len(state["missed"]) == 1
+    for name in ("open_grids", "missed", "chosen"):  # older ones have none
+        del state[name]
+    again.close()
+    again.oracle.close()
+    older = begin()
+    older.load_state_dict(state)
+    assert older.state_dict()["missed"] == []
+
+
 # -- Faults ----------------------------------------------------------------------------------
 
 
@@ -628,7 +801,7 @@ def test_an_oracle_that_answers_a_query_by_the_label_of_a_batch_is_refused(tmp_p
     loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng(), folder=tmp_path)
     loop.add(episodes(1, 2))
     oracle.submit = lambda queries: [oracle.submit_batch([queries[0].first])]
-    with pytest.raises(LabelError, match=r"a batch by a BatchLabel, but got \[BatchLabel"):
+    with pytest.raises(LabelError, match=r"a batch by a BatchLabel .*, but got \[BatchLabel"):
         loop.round(1)
     assert read_labels(tmp_path / "labels.jsonl") == []
 
@@ -689,6 +862,7 @@ def test_a_negative_number_is_refused(options, message):
 NOISE = Teacher(preference_noise=0.3, safety_noise=0.3)
 CALLS = ["label valid", "label", *["add", "round"] * 6]
 BATCHES = ["label valid", "label", *["add", "round with a batch"] * 6]
+GRIDS = ["label valid", "label", *["add many", "round with grids"] * 6]
 
 
 def synthetic(_):
@@ -728,6 +902,10 @@ class Session:
                 label(self.loop, self.buffer, 8)
             elif call == "add":
                 self.loop.add(episodes(*self.rng.uniform(0, 10, 4)))
+            elif call == "add many":
+                self.loop.add(episodes(*self.rng.uniform(0, 10, 30)))
+            elif call == "round with grids":
+                self.note(self.loop.round(3 * number, model=Judge(7), grids=True))
             elif call == "round":
                 self.note(self.loop.round(2 * number))
             else:
@@ -777,7 +955,7 @@ def budget_may_end():
 @pytest.mark.parametrize("in_memory", [False, True], ids=["on disk", "in memory"])
 @pytest.mark.parametrize(
     ("make_oracle", "calls"),
-    [(oracle, calls) for oracle in (synthetic, late, short) for calls in (CALLS, BATCHES)],
+    [(one, calls) for one in (synthetic, late, short) for calls in (CALLS, BATCHES, GRIDS)],
 )
 def test_a_run_that_is_interrupted_between_any_two_calls_ends_the_same(
     tmp_path, make_oracle, calls, in_memory

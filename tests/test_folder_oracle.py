@@ -256,17 +256,17 @@ def test_a_batch_is_no_pair_even_of_two(tmp_path):
     assert read_labelled(tmp_path)[2] == [Label(1, 1, 0)]
 
 
-def test_a_grid_is_answered_clip_by_clip_and_counts_like_a_batch(tmp_path):
-    oracle = FolderOracle(tmp_path, budget=4)
+def test_a_grid_is_answered_clip_by_clip_and_counts_as_one_query(tmp_path):
+    oracle = FolderOracle(tmp_path, budget=2)
     thread = threading.Timer(0.1, answer, (tmp_path, 1, GridLabel((1.0, 0.0, 1.0))))
     thread.start()
     assert oracle.label_grids([batch(1, 2, 3)]) == [GridLabel((1.0, 0.0, 1.0))]
     thread.join()
-    assert (oracle.queries_used, oracle.num_open) == (2, 0)
+    assert (oracle.queries_used, oracle.num_open) == (1, 0)
     assert oracle.label_grids([batch(1, 2, 3)]) == [GridLabel((1.0, 0.0, 1.0))]  # known by now
     assert read_labelled(tmp_path)[2] == []
-    with pytest.raises(BudgetError, match="2 are left, 3 were asked"):
-        oracle.label_grids([batch(*range(5))])
+    with pytest.raises(BudgetError, match="1 are left, 2 were asked"):
+        oracle.label_grids([batch(*range(5)), batch(6, 7)])
     for many in ([], batch(*range(13))):
         with pytest.raises(ValueError, match=f"1 to 12 trajectories, got {len(many)}"):
             oracle.label_grids([many])

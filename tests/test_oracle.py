@@ -13,7 +13,7 @@ from pbcrl.oracle import (
     make_teacher,
     num_queries,
 )
-from pbcrl.trajectory import BatchLabel, Label, Query, Trajectory
+from pbcrl.trajectory import BatchLabel, GridLabel, Label, Query, Trajectory
 
 
 def episode(*costs):
@@ -387,6 +387,25 @@ def test_two_episodes_of_a_batch_count_as_one_query(size, queries):
     with pytest.raises(BudgetError, match="0 are left, 1 were asked"):
         oracle.submit_batch(batch(1))
     assert oracle.queries_used == queries
+
+
+def test_a_grid_is_judged_one_by_one_as_pairs_are_and_counts_as_one_query():
+    teacher = Teacher(skip_above=9)
+    oracle = SyntheticOracle(10, share=0.5, teacher=teacher, budget=1)
+    number = oracle.submit_grid(batch(0, 5, 5.01, 9.5))
+    assert repr(oracle.collect()) == repr({number: GridLabel((1.0, 1.0, 0.0, math.nan))})
+    assert oracle.queries_used == 1
+    with pytest.raises(BudgetError, match="0 are left, 1 were asked"):
+        oracle.submit_grid(batch(1))
+    for many in ([], batch(*range(13))):
+        with pytest.raises(ValueError, match=f"1 to 12 trajectories, got {len(many)}"):
+            oracle.submit_grid(many)
+    with pytest.raises(MissingCostError):
+        SyntheticOracle(5).submit_grid([episode(1), episode()])
+    late = DelayedOracle(SyntheticOracle(5), rounds=1)
+    number = late.submit_grid(batch(1, 6))
+    assert late.collect() == {}
+    assert late.collect() == {number: GridLabel((1.0, 0.0))}
 
 
 def test_a_batch_without_true_costs_or_without_episodes_is_refused_and_not_counted():

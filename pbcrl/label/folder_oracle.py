@@ -27,12 +27,9 @@ from pbcrl.label.clips import draw_frames
 from pbcrl.label.replay import Replay
 from pbcrl.label.standing import Kind
 from pbcrl.label.store import LabelStore, hold_folder, question_digest, tell_pairs_to_come
-from pbcrl.oracle import check_batch, check_store, num_queries
+from pbcrl.oracle import check_batch, check_grid, check_store, num_queries
 from pbcrl.trajectory import AnyLabel, GridLabel, Label, Query, Trajectory
 from pbcrl.tree_trainer import Clip
-
-GRID = 12
-"""Most trajectories that a person sees in a grid: what one can watch at once."""
 
 Show = Callable[[Trajectory], "Replay | np.ndarray | None"]
 """What people see of a trajectory: how to play it again, frames as uint8 (F, H, W, 3), one per step
@@ -52,7 +49,7 @@ class FolderOracle:
     Args:
         folder: Made if it is missing; may hold the questions and answers of other runs.
         budget: Most queries that `run` may ask, in all its processes; None is no bound. A batch of
-            m episodes, or a grid, counts as ceil(m / 2).
+            m episodes counts as ceil(m / 2), a grid as one.
         run: Whose budget it is. Runs share the answers, and each counts what it has asked.
         annotators: How many people are to answer each question.
         show: What they see of a trajectory; by default curves.
@@ -136,6 +133,17 @@ class FolderOracle:
         (number,) = self._submit([("batch", tuple(episodes))])
         return number
 
+    def submit_grid(self, episodes: Sequence[Trajectory]) -> int:
+        """Ask which of these episodes are safe; return the question's number.
+
+        Raises:
+            BudgetError, StorageError: As `submit`.
+            ValueError: If there is no episode, or more than `GRID`.
+        """
+        check_grid(episodes)
+        (number,) = self._submit([("grid", tuple(episodes))])
+        return number
+
     def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
         """Return the answers found since the last call, by number.
 
@@ -162,24 +170,20 @@ class FolderOracle:
             ValueError: If a grid has no trajectory, or more than `GRID`.
         """
         for grid in grids:
-            if not 1 <= len(grid) <= GRID:
-                raise ValueError(
-                    f"a grid shows 1 to {GRID} trajectories, got {len(grid)}; ask about them in "
-                    "several"
-                )
+            check_grid(grid)
         numbers = self._submit([("grid", tuple(grid)) for grid in grids])
         found = self._wait_for([self._open[number] for number in numbers], math.inf)
         labels = [found[self._open.pop(number)] for number in numbers]
         return cast("list[GridLabel]", labels)  # of grids alone
 
     def state_dict(self) -> dict[str, Any]:
-        """What this run has asked, and the batches that wait; the folder keeps all else."""
-        batches = [
+        """What this run has asked, and batches and grids that wait; the folder keeps all else."""
+        waiting = [
             [number, self.store.question(ours).digest]
             for number, ours in self._open.items()
-            if self.store.question(ours).kind == "batch"
+            if self.store.question(ours).kind != "pair"
         ]
-        return {"queries_used": self.queries_used, "run": self._run, "batches": batches}
+        return {"queries_used": self.queries_used, "run": self._run, "batches": waiting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Compare the folder with a state; open queries are submitted again by whoever waits.
@@ -325,7 +329,7 @@ def read_clips(folder: str | os.PathLike[str]) -> list[Clip]:
 
 
 def _cost(kind: str, num_members: int) -> int:
-    return 1 if kind == "pair" else num_queries(num_members)
+    return num_queries(num_members) if kind == "batch" else 1
 
 
 def _close(store: LabelStore, held: Any) -> None:

@@ -90,6 +90,17 @@ class FunctionOracle:
             "episodes instead (UnsafeRate), which queries tell"
         )
 
+    def submit_grid(self, episodes: Sequence[Trajectory]) -> int:
+        """Refused: the function answers queries.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"a SyntheticOracle and a FolderOracle can be asked about a grid, but {len(episodes)} "
+            "episodes were shown to a FunctionOracle; ask about pairs alone (grids=False)"
+        )
+
     def collect(self, *, wait: float = 0.0) -> dict[int, AnyLabel]:
         """Return the answers that came since the last call, by number.
 

@@ -3,7 +3,8 @@
 `python tests/benchmarks/bench_marks.py --out docs/results/marks.csv` runs tasks x minutes x seeds
 as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
 most `max_unsafe_rate`, or by the learned limit. Each pair has its unsafe moments marked
-(`marked_pairs`), or has no marks, so that more of them fit into the same minutes (`pairs`). Then
+(`marked_pairs`; by the share, every second query is a grid as soon as marks decide), or has no
+marks, so that more of them fit into the same minutes (`pairs`). Then
 the true cost judges fresh episodes of the deterministic policy, for a certificate of that rate: for
 0.05 none of 60 may be unsafe. A row for each is added to the file; what has a row is not run again.
 Whoever errs has 5 % of the answers flipped, marks 2 % of an episode late and off by up to as much,
@@ -34,6 +35,8 @@ MEASURES = (
 JOB = "env", "asked", "minutes", "errors", "max_unsafe_rate", "seed"
 COLUMNS = "commit", *JOB, *MEASURES, "command"
 Asked = Literal["marked_pairs", "pairs"]
+FIRST = 8
+"""Pairs, or so, before marks decide; until then there are no grids."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +70,13 @@ def main(args: Args) -> None:
     def run(job: tuple[str, Asked, int, int, int]) -> None:
         env_id, asked, minutes, errors, seed = job
         marks = asked == "marked_pairs"
-        pairs = int(60 * minutes / (PER_MARKED_PAIR if marks else SECONDS["pairs"]))
+        queries = int(60 * minutes / (PER_MARKED_PAIR if marks else SECONDS["pairs"]))
+        if marks and not args.learned:
+            left = 60 * minutes - FIRST * PER_MARKED_PAIR
+            queries = int(FIRST + 2 * left / (PER_MARKED_PAIR + SECONDS["grids"]))
         words = ["ppo_lag_pbcrl.py", "--env-id", env_id, "--seed", str(seed), "--threads", "1"]
         words += ["--marks"] if marks else []
-        words += ["--online-queries", str(pairs)]
+        words += ["--online-queries", str(queries)]
         words += ["--constraint", *constraint, "--eval-episodes", "400"]
         if errors:
             words += ["--preference-noise", "0.05", "--safety-noise", "0.05"]
