@@ -11,6 +11,7 @@ from pbcrl import Acceptance, LagrangeMultiplier, LearnedLimit, UnsafeRate
 from pbcrl.data.label_log import read_labels
 from pbcrl.oracle import DelayedOracle
 from pbcrl.storage import load_tensors
+from pbcrl.trajectory import GridLabel
 from pbcrl_script_utils.resume import stored_args
 
 from .conftest import load
@@ -77,15 +78,22 @@ class Stop(BaseException):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({"constraint": one}, marks=() if one == "rate" else pytest.mark.nightly)
-        for one in CONSTRAINTS
+        {"constraint": "rate", "cost_model": "trees", "marks": True},
+        *(
+            pytest.param({"constraint": one}, marks=() if one == "rate" else pytest.mark.nightly)
+            for one in CONSTRAINTS
+        ),
     ],
     ids=str,
 )
 def test_a_run_that_is_cut_off_ends_bit_identical(
     script, options, make_args, tmp_path, monkeypatch
 ):
+    if "marks" in options:
+        pytest.importorskip("lightgbm", reason="only trees are fitted to marks")
     whole = script.train(make_args("whole", **options))
+    has_grids = any(isinstance(one, GridLabel) for one in read_labels(whole / "labels.jsonl"))
+    assert has_grids == ("marks" in options)  # as soon as trees are fitted to them
     log, seen = script.utils.Run.log, []
 
     def log_and_stop(run, step, values):
