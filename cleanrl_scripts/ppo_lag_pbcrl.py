@@ -511,19 +511,15 @@ def train(args: Args) -> Path:
             if args.online_queries:
                 feedback.add(finished)
             if args.is_round(iteration):
-                by_marks, due = trainer.fits_marks, args.due(iteration)
                 # In grids people find what the model wrongly calls safe; then it is marked.
-                grids = by_marks and args.constraint == "rate"
                 answers = feedback.round(
-                    due,
+                    args.due(iteration),
                     model=cost_model,
                     batch=constraint.batch,
-                    grids=grids,
+                    grids=trainer.fits_marks and args.constraint == "rate",
                     wait=args.label_wait,
                 )
                 tuned = trainer.update(buffer, answers.pairs)
-                if trainer.fits_marks != by_marks:
-                    scale.forget_costs()  # the chance of a mark has another unit than a logit
 
             # -- 3. Score with the model as it is now ----------------------------------------------
             rollout.costs[:] = cost_model.step_cost(rollout.obs, rollout.executed)

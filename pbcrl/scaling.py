@@ -44,7 +44,7 @@ class SignalScale:
         self._gamma, self._forget = gamma, forget
         self._sums = np.zeros((2, num_envs))  # discounted, up to now, within the episode
         self._square = np.zeros(2)
-        self._rollouts = np.zeros(2, np.int64)  # that each mean is about
+        self._rollouts = 0
 
     def update(self, signals: Tensor, done: Tensor) -> Tensor:
         """Take note of a rollout, and return what to divide it by.
@@ -67,7 +67,7 @@ class SignalScale:
             sums = self._gamma * sums + step
             total += np.square(sums).mean(axis=1)
             sums *= ~ends[t]
-        weight = np.maximum(1 / (self._rollouts + 1), self._forget)
+        weight = max(1 / (self._rollouts + 1), self._forget)
         square = self._square + weight * (total / len(ends) - self._square)
         if not (square < _TOO_LARGE**2).all():
             raise NonFiniteError(
@@ -102,24 +102,16 @@ class SignalScale:
         """Forget the sums of unfinished episodes, because all envs have been reset."""
         self._sums[:] = 0.0
 
-    def forget_costs(self) -> None:
-        """Forget how large costs were, because they have another unit from now on.
-
-        Such as those of trees, once they are fitted to marks (`Trainer.fits_marks`): remembered
-        costs that were a hundred times as large would hide the new ones for a hundred rollouts.
-        """
-        self._sums[1], self._rollouts[1] = 0.0, 0
-
     def state_dict(self) -> dict[str, Any]:
         """All that the next scale depends on."""
         return {
             "sums": self._sums.copy(),
             "square": self._square.copy(),
-            "rollouts": self._rollouts.tolist(),
+            "rollouts": self._rollouts,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self._sums = np.array(state["sums"], np.float64)
         self._square = np.array(state["square"], np.float64)
-        self._rollouts[:] = state["rollouts"]  # of older states one number for both
+        self._rollouts = int(state["rollouts"])

@@ -98,30 +98,6 @@ def test_after_a_reset_the_sums_begin_again():
     assert found[0].item() == pytest.approx(40**0.5)
 
 
-def test_costs_of_another_unit_are_not_measured_by_the_old_ones():
-    """γ = .5; costs 600 and 0, then .5, from which all begins anew, and 1; rewards go on."""
-    scale, never = SignalScale(1, 0.5), torch.tensor([[False]])
-    for cost in (600.0, 0.0):
-        scale.update(torch.tensor([[[4.0]], [[cost]]]), never)
-    scale.forget_costs()
-    again = SignalScale(1, 0.5)
-    again.load_state_dict(scale.state_dict())
-    for one in (scale, again):
-        found = one.update(torch.tensor([[[4.0]], [[0.5]]]), never)
-        assert found.flatten().tolist() == pytest.approx([((16 + 36 + 49) / 3) ** 0.5, 0.5])
-        found = one.update(torch.tensor([[[4.0]], [[1.0]]]), never)  # and half of .5 that is left
-        assert found[1].item() == pytest.approx(((0.25 + 1.25**2) / 2) ** 0.5)
-
-
-def test_older_states_that_count_rollouts_of_both_alike_are_read():
-    scale, never = SignalScale(1, 0.5), torch.tensor([[False]])
-    scale.update(torch.tensor([[[4.0]], [[2.0]]]), never)
-    again = SignalScale(1, 0.5)
-    again.load_state_dict({**scale.state_dict(), "rollouts": 1})
-    signals = torch.tensor([[[3.0]], [[5.0]]])
-    assert torch.equal(again.update(signals, never), scale.update(signals, never))
-
-
 def test_all_rollouts_count_alike_until_the_newest_would_count_less_than_forget():
     """Squares 4, 16, 100: means 4, 10 and 10 + (100 - 10) / 2, since 1/3 is less than 1/2."""
     scale, ended = SignalScale(1, 0.5, forget=0.5), torch.tensor([[True]])
