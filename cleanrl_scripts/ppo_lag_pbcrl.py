@@ -90,7 +90,8 @@ class Args(utils.RunArgs):
     offline_queries: utils.NonNegativeInt = 0
     """pairs of offline episodes, labelled for pretraining, a tenth of them for validation"""
     online_queries: utils.NonNegativeInt = 20_000
-    """pairs labelled in policy training, more of them early: half in its first quarter"""
+    """labelled in policy training, more of them early, half in its first quarter: pairs, and, by
+    marks, as many grids of twelve episodes"""
     finetune_interval: utils.Count = 5
     """K: iterations between two labelling rounds; each of the first K has one"""
     dead_zone: utils.NonNegative | None = None
