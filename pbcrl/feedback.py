@@ -52,15 +52,15 @@ class Answers:
     pairs: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Positions in the buffer of the newly labelled pairs, which are its last. int64 (B,)."""
     unsafe_rate: float | None = None
-    """Share labelled unsafe of the trajectories in them that were shown for the first time, each
-    counted once, in [0, 1]; None if none of these has a safety label."""
+    """Share labelled unsafe of the trajectories in them and in grids that were shown for the first
+    time, each counted once, in [0, 1]; None if none of these has a safety label."""
     model_error: float | None = None
     """Share labelled unsafe of the judged trajectories minus the share that the model judged unsafe
     before it learned from these labels, in [-1, 1]; None if none was judged."""
     num_judged: int = 0
     """How many trajectories that is about: those with a safety label, once another label has taught
-    the model. One labelled unsafe that the model judged safe is not among them before a second look
-    confirmed or withdrew that."""
+    the model, in a pair or a grid. One labelled unsafe that the model judged safe is not among them
+    before a second look confirmed or withdrew that."""
     num_late: int = 0
     """How many of the pairs show episodes of an older policy: those asked about before the newest
     round that asked about pairs."""
@@ -503,9 +503,10 @@ class FeedbackLoop:
         new = np.arange(len(self.buffer) - len(labels), len(self.buffer), dtype=np.int64)
         shown, unsafe = self.buffer.unsafe_shares(new)
         is_first, counts = self._looks(new, shown)
-        # What a grid has found is looked at for the second time, and was drawn by nobody.
-        is_first &= ~np.isin(shown, self._chosen)
-        counts |= np.isin(shown, self._chosen)
+        # What a grid has found is looked at for the second time, and was not drawn by chance.
+        is_chosen = np.isin(shown, self._chosen)
+        is_first &= ~is_chosen
+        counts |= is_chosen
         self._chosen = [i for i in self._chosen if i not in shown]
         shown, unsafe, is_first = shown[counts], unsafe[counts], is_first[counts]
         # A model that no label has taught yet says nothing of one that these have.

@@ -4,11 +4,11 @@
 as people are asked by default, about the policy's own episodes, λ by the share of unsafe ones, at
 most `max_unsafe_rate`, or by the learned limit. Each pair has its unsafe moments marked
 (`marked_pairs`; by the share, every second query is a grid as soon as marks decide), or has no
-marks, so that more of them fit into the same minutes (`pairs`). Then
-the true cost judges fresh episodes of the deterministic policy, for a certificate of that rate: for
-0.05 none of 60 may be unsafe. A row for each is added to the file; what has a row is not run again.
-Whoever errs has 5 % of the answers flipped, marks 2 % of an episode late and off by up to as much,
-and a tenth of the unsafe stretches missed.
+marks, so that more of them fit into the same minutes (`pairs`). Then the true cost judges fresh
+episodes of the deterministic policy, for a certificate of that rate: for 0.05 none of 60 may be
+unsafe. A row for each is added to the file; what has a row is not run again. Whoever errs has 5 %
+of the answers flipped, marks 2 % of an episode late and off by up to as much, and a tenth of the
+unsafe stretches missed.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from pbcrl import (
 )
 from pbcrl.errors import LabelError
 from pbcrl.metrics import cost_model_report, step_auroc
-from pbcrl.oracle import Teacher
+from pbcrl.oracle import GRID, Teacher
 from pbcrl.spaces import names_of
 from pbcrl.trajectory import unsafe_steps
 from pbcrl.tree_trainer import Clip
@@ -74,7 +74,6 @@ four keys; twelve clips, of which some are clicked; an episode of 20 s at twice 
 for the whole; a clip and a key; half a pair; a pair without two of its keys."""
 PER_MARKED_PAIR = SECONDS["pairs"] + 2 * SECONDS["marks"]
 """Of a pair of whole episodes, in both of which the unsafe moments are marked."""
-GRID = 12
 CHOSEN = "grids_uncertain", "grids_suspect"
 OF_CLIPS = get_args(OfClips)
 OF_TWO = "pairs", "preferences", "marked_pairs"
