@@ -67,8 +67,9 @@ class Args(utils.RunArgs):
     nothing, since every sample is clipped to the same action"""
     multiplier_lr: utils.NonNegative = 0.1
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
-    multiplier_initial: utils.NonNegative = 1.0
-    """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
+    multiplier_initial: utils.NonNegative = 0.1
+    """λ at the start, the price of cost: both reward and cost are in units of their own scale. Low:
+    by the first labels much seems to cost that does not"""
     multiplier_cap: utils.Bound = 3.0
     """highest λ"""
 

@@ -21,7 +21,7 @@ MOST_EXCESS = 5.0
 DEAR = 3.0
 """Above this price λ moves at a tenth of its speed."""
 _SLOWLY = 0.1
-_LOWEST = 0.03  # λ, as a share of the first one
+_LOWEST = 0.03  # λ, unless it begins below
 _SIGNED = ("log_integral", "excess")
 
 
@@ -30,7 +30,7 @@ class LagrangeMultiplier:
 
     .. math::
         E ← 0.8 E + 0.2 \min(J / limit - 1, 5), \quad e = clip(E, -1, 1) \\
-        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), 0.03 initial, cap)
+        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), \min(0.03, initial), cap)
 
     J is the mean episode cost, or any other figure that a limit is set for, such as a share of
     unsafe episodes (`docs/constraint.md`). Nothing depends on its unit: multiplying all costs and
@@ -39,8 +39,8 @@ class LagrangeMultiplier:
     answers a violation at once, by a factor of up to 2.7, and damps the overshoot of the integral
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
-    integral rests while λ is at a bound and e asks for more. Little of the first λ is as good as
-    none, and one that fell further would come back too late. Above 3 the integral moves at a tenth
+    integral rests while λ is at a bound and e asks for more. A thirtieth of what a reward is worth
+    is as good as none, and a λ that fell further would come back too late. Above 3 the integral moves at a tenth
     of its speed: a policy follows slowly, and what is still unsafe at that price mostly needs time;
     a limit that needs a higher one gets it all the same.
 
@@ -72,7 +72,7 @@ class LagrangeMultiplier:
         )
         self._lr = lr
         self._cap = cap
-        self._lowest = _LOWEST * initial
+        self._lowest = min(_LOWEST, initial)
         self._initial = math.log(initial) if initial else 0.0  # 0 stays
         # All that `update` changes, by name.
         self._state = {"value": float(initial), "log_integral": self._initial}
