@@ -39,10 +39,10 @@ class LagrangeMultiplier:
     answers a violation at once, by a factor of up to 2.7, and damps the overshoot of the integral
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
-    integral rests while λ is at a bound and e asks for more. A thirtieth of what a reward is worth
-    is as good as none, and a λ that fell further would come back too late. Above 3 the integral moves at a tenth
-    of its speed: a policy follows slowly, and what is still unsafe at that price mostly needs time;
-    a limit that needs a higher one gets it all the same.
+    integral rests while λ is at a bound and e asks for more. 0.03 is as good as no price, and a λ
+    that fell further would come back too late. Above 3 the integral moves at a tenth of its speed:
+    a policy follows slowly, and what is still unsafe at that price mostly needs time; a limit that
+    needs a higher one gets it all the same.
 
     λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both
     by their own scale (`SignalScale`); then 1 is a price that lets a policy neither learn the
