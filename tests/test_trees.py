@@ -19,7 +19,7 @@ from pbcrl.cost_model import CostModel
 from pbcrl.ensemble import CostModelEnsemble, load_cost_model
 from pbcrl.errors import CorruptFileError, MismatchError, NonFiniteError, StorageError
 from pbcrl.recorder import finished_trajectories
-from pbcrl.storage import load_tensors, save_tensors
+from pbcrl.storage import save_tensors
 from pbcrl.trajectory import Trajectory, pad
 from pbcrl.tree_trainer import _stacked, _Tree
 from pbcrl.trees import TreeCost, Trees, check_trees, floor32, like_inputs
@@ -171,23 +171,6 @@ def test_trees_add_up_and_the_output_scale_multiplies_their_sum():
     assert costs_of(model, 0, 1) == [1.25, 1.75]
 
 
-@pytest.mark.parametrize("chance", [-0.25, 0.0, 0.1, 0.25, 0.5, 0.9, 1.0, 1.5])
-def test_by_majority_a_step_costs_the_chance_that_two_of_three_mark_it(chance):
-    model = model_of([constant(chance)], output_scale=3.0)
-    model.set_trees(model.trees, by_majority=True)
-    p = min(max(chance, 0.0), 1.0)
-    agree = sum(math.comb(3, k) * p**k * (1 - p) ** (3 - k) for k in (2, 3))
-    assert costs_of(model, 0) == [pytest.approx(3 * agree)]
-    model.set_trees(model.trees)
-    assert costs_of(model, 0) == [pytest.approx(3 * chance)]
-
-
-def test_by_majority_each_member_votes_for_itself():
-    model = model_of([constant(1.0)], [constant(0.25)])
-    model.set_trees(model.trees, by_majority=True)
-    assert costs_of(model, 0) == [pytest.approx((1 + 10 / 64) / 2)]
-
-
 def test_an_untrained_model_puts_every_episode_exactly_on_the_limit():
     model = TreeCost(*boxes(3, 2), num_members=2, pessimism=3.0)
     far = Trajectory(np.full((1000, 3), 1e30), np.full((1000, 2), -1e30))
@@ -263,16 +246,15 @@ def test_scores_of_a_batch_in_parts_are_those_of_the_whole(count):
     np.testing.assert_allclose(np.concatenate([*parts, np.empty(0)]), whole, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("by_majority", [False, True])
 @pytest.mark.parametrize("members", [1, 3])
-def test_one_row_alone_costs_what_it_costs_among_others(members, by_majority):
+def test_one_row_alone_costs_what_it_costs_among_others(members):
     """A single row goes another way, without PyTorch."""
     names = [*(f"lidar[{i}]" for i in range(5)), "speed", "push"]
     rng = np.random.default_rng(0)
     model = TreeCost(*boxes(6, 1), names=names, pooled=True, num_members=members, pessimism=0.5)
     num_inputs = len(model.read_names)
     trees = [[random_tree(rng, num_inputs) for _ in range(20)] for _ in range(members)]
-    model.set_trees(trees_of(*trees), by_majority=by_majority)
+    model.set_trees(trees_of(*trees))
     obs, actions = rng.normal(size=(200, 6)), rng.uniform(-1, 1, (200, 1))
     alone = [model.step_cost(obs[i : i + 1], actions[i : i + 1]) for i in range(200)]
     assert {(part.dtype, part.shape) for part in alone} == {(np.dtype(np.float32), (1,))}
@@ -638,13 +620,6 @@ def test_a_state_is_taken_over_whatever_the_number_of_trees():
             target.load_state_dict(source.state_dict())
             assert target.num_trees == source.num_trees
             assert target.score(given).tolist() == source.score(given).tolist()
-            assert not target.by_majority
-    few.set_trees(few.trees, by_majority=True)
-    many.load_state_dict(few.state_dict())
-    assert many.by_majority
-    assert many.score(given).tolist() == few.score(given).tolist()
-    many.load_state_dict({k: v for k, v in few.state_dict().items() if k != "by_majority"})
-    assert not many.by_majority  # older states have none
 
 
 def test_a_state_survives_what_its_model_becomes_later():
@@ -676,12 +651,10 @@ def test_a_state_with_something_else_in_it_is_refused():
 # -- Files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("by_majority", [False, True])
-def test_saved_trees_come_back_with_equal_costs_and_their_info(tmp_path, by_majority):
+def test_saved_trees_come_back_with_equal_costs_and_their_info(tmp_path):
     path, given = tmp_path / "new folder" / "model.safetensors", episodes(10, 40)
     options = {"discount": 0.99, "output_scale": 0.5, "horizon": 40, "pessimism": 0.3}
     model = random_model(num_members=3, **options)
-    model.set_trees(model.trees, model.limit, by_majority=by_majority)
     info = {"env_id": "Toy-v0", "dead_zone": 0.75, "epochs": 12, "note": None}
     model.save(path, **info)
     for loaded, loaded_info in (TreeCost.load(path), load_cost_model(path)):
@@ -896,28 +869,6 @@ def test_arrays_of_another_dtype_or_shape_are_refused(tmp_path, name, change):
     write(path, model, tensors={name: change(getattr(model, name))})
     with pytest.raises(MismatchError, match=rf"{path}: .* of 1 x -?\d+ trees must be torch\."):
         TreeCost.load(path)
-
-
-def test_a_file_that_does_not_say_whether_its_trees_are_fitted_to_marks_is_read(tmp_path):
-    path, model = tmp_path / "model.safetensors", two_nodes()
-    tensors = {k: v for k, v in model.state_dict().items() if k != "by_majority"}
-    write(path, model)
-    _, meta = load_tensors(path, kind="cost-model")
-    save_tensors(path, kind="cost-model", tensors=tensors, meta=meta)
-    loaded, _ = TreeCost.load(path)
-    assert not loaded.by_majority
-    assert costs_of(loaded, -1, 1) == [1, 2]
-
-
-@pytest.mark.parametrize("flag", [torch.tensor(1.0), torch.tensor([True]), torch.zeros(2) > 0])
-def test_what_is_no_truth_value_does_not_say_it_either(tmp_path, flag):
-    path, model = tmp_path / "model.safetensors", two_nodes()
-    write(path, model, tensors={"by_majority": flag})
-    with pytest.raises(MismatchError, match=r"one truth value, got .*restore the file"):
-        TreeCost.load(path)
-    with pytest.raises(RuntimeError, match="one truth value, got"):
-        model.load_state_dict({**model.state_dict(), "by_majority": flag})
-    assert costs_of(model, -1, 1) == [1, 2]
 
 
 def test_a_file_with_another_array_or_without_one_is_refused(tmp_path):
