@@ -73,8 +73,7 @@ class TreeTrainer(Trainer):
 
     With a horizon, if at least half of the labelled trajectories are marked, and at least 20 steps
     and at most half of them as unsafe, marks alone tell which steps cost: trees are fitted to them
-    by least squares, so that f_t is about the chance that a step is marked, and a step costs the
-    chance that two of three would mark it (`TreeCost`). Preferences and safety
+    by least squares, so that f_t is about the chance that a step is marked. Preferences and safety
     labels would spread costs over all that unsafe trajectories do. Whoever marks is late by the
     time that a hand takes, and a few steps off besides. So all marks are taken earlier, by at most
     4 % of the horizon, as long as the trajectories then foretell each other's better
@@ -471,10 +470,10 @@ class TreeTrainer(Trainer):
             booster = self._lightgbm.train(options, data, self._most_rounds)
             found = booster.dump_model()["tree_info"]
             members.append([_Tree.read({"tree_info": [tree]}) for tree in found])
-        self.model.set_trees(_stacked(members), by_majority=True)
+        self.model.set_trees(_stacked(members))
         costs = self.model.member_scores(batch.trajectories)
         limits = torch.tensor([balanced_limit(cost, batch) for cost in costs])
-        self.model.set_trees(self.model.trees, limits.to(torch.float32), by_majority=True)
+        self.model.set_trees(self.model.trees, limits.to(torch.float32))
         self.steps += self.model.num_trees
         self._num_fitted = len(buffer)
         loss = float(self._loss(torch.from_numpy(costs[0]) - limits[0], batch))

@@ -87,14 +87,6 @@ class TreeCost(LearnedCost):
     is 0. Costs are signed. Before training every episode lies exactly on the limit. Inputs need no
     scale. It has no parameters and no gradient.
 
-    Of trees that are fitted to marks the sum p is about the chance that a step is marked. Then
-
-    .. math:: c(s, a) = output_scale · p² (3 - 2 p)
-
-    with p cut to [0, 1] (`by_majority`): the chance that at least two of three who mark it agree.
-    What is likely to be marked costs as much as ever, small chances hardly do: a policy that is
-    safe meets them all the time, and would pay for little else.
-
     Several members, each trained on a bootstrap resample of the trajectories, are averaged:
     c = mean_m c_m + κ sd_m c_m, as of `CostModelEnsemble`.
 
@@ -126,7 +118,6 @@ class TreeCost(LearnedCost):
     right: Tensor
     value: Tensor
     limit: Tensor
-    by_majority: Tensor
 
     def __init__(
         self,
@@ -164,7 +155,6 @@ class TreeCost(LearnedCost):
         for name, tensor in Trees.none(num_members)._asdict().items():
             self.register_buffer(name, tensor)
         self.register_buffer("limit", torch.zeros(num_members))
-        self.register_buffer("by_majority", torch.tensor(False))
         self._compile()
 
     @classmethod
@@ -211,15 +201,12 @@ class TreeCost(LearnedCost):
         feature, threshold = self.feature[used].cpu().numpy(), self.threshold[used].cpu().numpy()
         return tuple(np.unique(threshold[feature == k]) for k in range(len(self.read_names)))
 
-    def set_trees(
-        self, trees: Trees, limit: Tensor | None = None, *, by_majority: bool = False
-    ) -> None:
+    def set_trees(self, trees: Trees, limit: Tensor | None = None) -> None:
         """Replace all trees, and each member's limit.
 
         Args:
             trees: Of all members.
             limit: Highest C that each judges safe, float32 (M,); None is 0.
-            by_majority: Whether a sum of trees is the chance of a mark, see above.
 
         Raises:
             MismatchError: If they do not fit the model or each other, or something in them makes
@@ -234,7 +221,6 @@ class TreeCost(LearnedCost):
                 f"{limit.tolist()!r:.80} ({limit.dtype}); restore the file from a copy"
             )
         self.limit = limit.to(self.limit)
-        self.by_majority = torch.tensor(by_majority, device=self.limit.device)
         for name, tensor in trees._asdict().items():
             setattr(self, name, tensor.to(self.feature.device))
         self._compile()
@@ -277,8 +263,8 @@ class TreeCost(LearnedCost):
         above = (row[tables.features] > tables.thresholds).view(np.uint8).reshape(_NODES, -1)
         reachable = tables.if_left ^ (above * tables.change)
         outputs = tables.values[np.bitwise_and.reduce(reachable) + tables.offsets]
-        sums = torch.from_numpy(outputs).view(self.num_members, self.num_trees, 1).sum(dim=1)
-        cost: NDArray[np.float32] = self._pessimistic(self._costs_of(sums)).numpy()
+        costs = torch.from_numpy(outputs).view(self.num_members, self.num_trees, 1).sum(dim=1)
+        cost: NDArray[np.float32] = self._pessimistic(self.output_scale * costs).numpy()
         return cost
 
     def member_excess(self, obs: Tensor, actions: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -340,11 +326,10 @@ class TreeCost(LearnedCost):
             require_in("[1, inf)", obs_dim=min(obs_shape), act_dim=act_dim)
             spaces: list[Space[Any]] = [Space(obs_shape), Space([act_dim])]
             limit = tensors.pop("limit")
-            flag = tensors.pop("by_majority", None)
             trees = Trees(**tensors)
             model = cls(*spaces, **config)
             try:
-                model.set_trees(trees, limit, by_majority=_checked_flag(flag))
+                model.set_trees(trees, limit)
             except MismatchError as error:
                 raise MismatchError(f"{path}: {error}") from error
             return model, dict(meta["info"])
@@ -368,17 +353,10 @@ class TreeCost(LearnedCost):
         flat_obs = obs.to(device).reshape(-1, self.obs_dim)
         columns = self.columns(flat_obs, actions.to(device).reshape(-1, self.act_dim))
         size = max(1, _COMPARISONS // max(1, self._thresholds.numel()))
-        sums = torch.cat([self._outputs(part) for part in columns.split(size)], dim=1)
+        costs = torch.cat([self._outputs(part) for part in columns.split(size)], dim=1)
         # NaN is above no threshold, so that trees would take it for a number.
-        sums = sums.masked_fill(columns.isnan().any(dim=1), torch.nan)
-        return self._costs_of(sums).view(self.num_members, *batch)
-
-    def _costs_of(self, sums: Tensor) -> Tensor:
-        """Of each member's sum of trees."""
-        if self._is_chance:
-            chance = sums.clamp(0, 1)
-            sums = chance * chance * (3 - 2 * chance)
-        return self.output_scale * sums
+        costs = costs.masked_fill(columns.isnan().any(dim=1), torch.nan)
+        return self.output_scale * costs.view(self.num_members, *batch)
 
     @torch.no_grad()
     def _outputs(self, columns: Tensor) -> Tensor:
@@ -398,7 +376,6 @@ class TreeCost(LearnedCost):
 
     def _compile(self) -> None:
         """Lay the trees out for scoring."""
-        self._is_chance = bool(self.by_majority)
         feature, threshold, *_, value = self.trees
         below = self.leaves_below()  # (M, R, 7, 2)
         if_left, if_right = ~below[..., 1], ~below[..., 0]
@@ -448,7 +425,7 @@ class TreeCost(LearnedCost):
     ) -> None:
         fields = *Trees._fields, "limit"
         if strict:
-            known = {prefix + name for name in (*fields, "by_majority")}
+            known = {prefix + name for name in fields}
             unexpected_keys += [k for k in state_dict if k.startswith(prefix) and k not in known]
         names = [name for name in fields if prefix + name not in state_dict]
         if names:
@@ -456,8 +433,7 @@ class TreeCost(LearnedCost):
             return
         try:
             *trees, limit = (state_dict[prefix + name] for name in fields)
-            by_majority = _checked_flag(state_dict.get(prefix + "by_majority"))
-            self.set_trees(Trees(*trees), limit, by_majority=by_majority)
+            self.set_trees(Trees(*trees), limit)
         except MismatchError as error:
             error_msgs.append(str(error))
 
@@ -465,18 +441,6 @@ class TreeCost(LearnedCost):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._compile()
         return self
-
-
-def _checked_flag(by_majority: Tensor | None) -> bool:
-    """Whether sums are chances; older files do not say so, and then they are none."""
-    if by_majority is None:
-        return False
-    if by_majority.dtype != torch.bool or by_majority.shape:
-        raise MismatchError(
-            "whether trees are fitted to marks is one truth value, got "
-            f"{by_majority.tolist()!r:.80} ({by_majority.dtype}); restore the file from a copy"
-        )
-    return bool(by_majority)
 
 
 def check_trees(trees: Trees, *, num_members: int, num_inputs: int) -> None:

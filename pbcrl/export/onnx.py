@@ -132,15 +132,8 @@ def _written(model: TreeCost) -> Any:
     add("Concat", columns, "columns", axis=1)
     trees = _ensemble(model.trees)
     add("TreeEnsembleRegressor", ["columns"], "sums", domain="ai.onnx.ml", **trees)
-    sums = "sums"
-    if model.by_majority:
-        bounds = [constant("never", 0.0, np.float32), constant("always", 1.0, np.float32)]
-        chance = add("Clip", ["sums", *bounds], "chance")
-        two, three = constant("two", 2.0, np.float32), constant("three", 3.0, np.float32)
-        rest = add("Sub", [three, add("Mul", [two, chance], "twice")], "rest")
-        sums = add("Mul", [add("Mul", [chance, chance], "both"), rest], "majority")
     scale = constant("output_scale", model.output_scale, np.float32)
-    cost = add("Mul", [sums, scale], "costs")  # (steps, M)
+    cost = add("Mul", ["sums", scale], "costs")  # (steps, M)
     if model.num_members > 1:
         cost = add("ReduceMean", ["costs", axis], "mean", keepdims=1)
         if model.pessimism != 0:
