@@ -84,7 +84,9 @@ class FeedbackLoop:
     Grids: episodes that the model wrongly calls safe are rare, and teach most. Among a dozen that
     are drawn at random and seen at once somebody finds them in the time of a pair or less. So a
     grid of fresh episodes tells how the model errs, and those that it calls unsafe, and the model
-    safe, are the members of the next pairs: there they are looked at for a second time, and marked.
+    safe, come in the next pairs: there they are looked at for a second time, and marked. Each is
+    beside a fresh one: were all that is marked unsafe, few labels would say safe, most of them
+    wrongly, and neither what costs nothing nor the limit could be learned.
 
     With a folder, every label is in `labels.jsonl` there before it is used, and the episodes that
     were compared online lie in `online/0001`, ..., a dataset per round that asked about pairs, so
@@ -422,9 +424,9 @@ class FeedbackLoop:
         pairs = np.empty((0, 2), dtype=np.int64)
         if left := count - len(again):
             pairs = self._select(fresh, left, asked=self.buffer, model=model, rng=self._rng)
-        missed = self._missed[: 2 * len(pairs)]
-        if missed:  # first one in each pair, then a second one; no side tells which
-            pairs.T.flat[: len(missed)] = len(fresh) + np.arange(len(missed))
+        missed = self._missed[: len(pairs)]
+        if missed:  # one in a pair, beside one that is as the policy is; no side tells which
+            pairs[: len(missed), 0] = len(fresh) + np.arange(len(missed))
             pairs, fresh = self._rng.permuted(pairs, axis=1), [*fresh, *missed]
         used, inverse = np.unique([*beside, *pairs.flat], return_inverse=True)
         before, start = self._queries_asked, len(self.buffer.trajectories)
