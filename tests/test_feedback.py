@@ -592,21 +592,27 @@ def test_what_a_grid_finds_is_in_the_next_pairs_and_counts_once_it_is_confirmed(
     loop.add(episodes(0.5, 1.5, 2.5, 3.5, 4.5, 0.25))
     next_pairs = loop.round(5, model=Judge(10.5))
     shown = [set(pair) for pair in costs_of(loop.buffer, next_pairs.pairs)]
-    assert sum(len(pair & {6, 7, 8, 9, 10}) for pair in shown) == 5
-    assert sum(len(pair & {0.5, 1.5, 2.5, 3.5, 4.5, 0.25}) for pair in shown) == 1
-    assert next_pairs.unsafe_rate == 0  # by chance one alone was drawn
-    assert (next_pairs.model_error, next_pairs.num_judged) == (5 / 6, 6)
-    loop.add(episodes(1, 2))
-    assert costs_of(loop.buffer, loop.round(6, model=Judge(10.5)).pairs) in ([[1, 2]], [[2, 1]])
+    assert [len(pair & {6, 7, 8, 9, 10}) for pair in shown] == [1, 1, 1]
+    assert [len(pair & {0.5, 1.5, 2.5, 3.5, 4.5, 0.25}) for pair in shown] == [1, 1, 1]
+    assert next_pairs.unsafe_rate == 0  # the fresh ones alone were drawn by chance
+    assert (next_pairs.model_error, next_pairs.num_judged) == (3 / 6, 6)
+    loop.add(episodes(*np.linspace(0.1, 5, 8)))
+    last = loop.round(8, model=Judge(10.5))
+    shown += [set(pair) for pair in costs_of(loop.buffer, last.pairs)]
+    assert [len(pair & {6, 7, 8, 9, 10}) for pair in shown] == [1, 1, 1, 1, 1, 0]
+    assert set().union(*shown) > {6, 7, 8, 9, 10}
+    assert (last.unsafe_rate, last.model_error, last.num_judged) == (0, 2 / 6, 6)
 
 
-def test_of_some_that_were_found_each_pair_has_one_before_any_has_two():
+def test_what_was_found_comes_beside_a_fresh_episode():
     loop = taught(SyntheticOracle(5))
     loop.add(episodes(*[1] * 10, 8, 9))
     loop.round(2, model=Judge(10), grids=True)
     loop.add(episodes(2, 3, 4, 4.5))
-    shown = costs_of(loop.buffer, loop.round(4, model=Judge(10)).pairs)
-    assert [len({8, 9} & set(pair)) for pair in shown] == [1, 1]
+    for due in (3, 4):
+        (shown,) = costs_of(loop.buffer, loop.round(due, model=Judge(10)).pairs)
+        assert (len({8, 9} & set(shown)), len({2, 3, 4, 4.5} & set(shown))) == (1, 1)
+        loop.add(episodes(2, 3, 4, 4.5))
 
 
 def test_a_mistake_in_a_grid_is_withdrawn_by_the_pair():
