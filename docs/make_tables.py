@@ -111,9 +111,13 @@ SINCE_MOVED = "2e68f11", "d68d1eb"
 SINCE_MEAN = "2fe1c63", "bd231d3"
 """Later ones: by `rate`, too, the mean learned cost must be within the learned limit."""
 
-SINCE_LATE = "abd7c18", "da69b1d", "aeaa216"
-"""Later ones: a person who errs is late as well, which trees find out. By the last every second
-query is a grid. Rows of 80fb95e and ac4ef66 are by a rule that was dropped."""
+BEFORE_GRIDS = "abd7c18", "da69b1d"
+"""Later ones: a person who errs is late as well, which trees find out."""
+BEFORE_FRESH = "aeaa216", "83062d5"
+"""Every second query is a grid."""
+NEWEST = ("d7228bc",)
+"""λ begins at 0.1, and beside what a grid found comes a fresh episode. Rows of 80fb95e and ac4ef66
+are by a rule that was dropped, those of ffd33a3 by a half of the newest."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -378,7 +382,8 @@ def gate() -> dict[str, list[list[str]]]:
 
 def person(row: dict[str, str]) -> str:
     """Return how the simulated person of a row answers, a key of `PERSON`."""
-    is_late = PERSON[row["errors"]] == "errs" and row["commit"] in SINCE_LATE
+    since = *BEFORE_GRIDS, *BEFORE_FRESH, *NEWEST
+    is_late = PERSON[row["errors"]] == "errs" and row["commit"] in since
     return "late" if is_late else row["errors"]
 
 
@@ -436,9 +441,9 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 def marks() -> dict[str, list[list[str]]]:
     """Return the tables of policies by a person who marks, by `bench_marks.py`."""
-    *earlier, newest = SINCE_LATE
-    head, *rows = marks_of((newest,))
-    rows += marks_of((*SINCE_MEAN, *earlier), f", before {newest}")[1:]
+    head, *rows = marks_of(NEWEST)
+    rows += marks_of(BEFORE_FRESH, f", before {NEWEST[0]}")[1:]
+    rows += marks_of((*SINCE_MEAN, *BEFORE_GRIDS), f", before {BEFORE_FRESH[0]}")[1:]
     rows += marks_of(SINCE_MOVED, f", before {SINCE_MEAN[0]}")[1:]
     rows.sort(key=lambda row: row[0])
     return {"marks": [head, *rows], "marks_before": marks_of(MARKED)}
