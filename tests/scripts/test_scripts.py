@@ -287,7 +287,10 @@ def test_ppo_lag_refuses_what_it_cannot_run(scripts, tmp_path, changes, error, m
         ({"run_name": ".."}, r"the name of a folder in --runs-dir, got '\.\.'"),
         ({"run_name": "/tmp/outside"}, "the name of a folder in --runs-dir"),
         ({"total_timesteps": "many"}, "--total-timesteps must be at least 1, got 'many'"),
-        ({"multiplier_cap": 0.5}, r"got 1 and 0\.5; give --multiplier-initial 0\.5, or raise"),
+        (
+            {"multiplier_initial": 1.0, "multiplier_cap": 0.5},
+            r"got 1 and 0\.5; give --multiplier-initial 0\.5, or raise",
+        ),
         (
             {"multiplier_initial": 5.0, "multiplier_cap": 3.0},
             r"at most --multiplier-cap, got 5 and 3; give",
