@@ -149,6 +149,7 @@ def test_a_judged_batch_moves_the_multiplier_all_the_way_up_or_down(
         "run",
         constraint="accept",
         cost_limit=limit,
+        multiplier_initial=1.0,
         safety_noise=0.0,
         offline_queries=0,
         dataset=None,
@@ -218,7 +219,7 @@ def test_a_round_of_too_few_episodes_leaves_the_multiplier_alone_and_is_told_onc
     script, make_args
 ):
     folder = script.train(make_args("run", constraint="accept", accept_batch=14))
-    assert {row["multiplier"] for row in rows(folder)} == {1.0}
+    assert {row["multiplier"] for row in rows(folder)} == {0.1}
     (warning,) = summary(folder)["warnings"]
     assert "fewer than 14 episodes were new or had an answer in a labelling round" in warning
     assert summary(folder)["queries_used"] == 220  # all on pairs
@@ -262,9 +263,9 @@ def test_lambda_rests_in_the_first_tenth_without_offline_labels_unless_batches_m
         options["dataset"] = None
     folder = script.train(make_args("run", constraint=constraint, **options))
     resting_rows, moved = rows(folder)[:resting], rows(folder)[resting:]
-    assert all((row["measured"], row["multiplier"]) == (None, 1) for row in resting_rows)
+    assert all((row["measured"], row["multiplier"]) == (None, 0.1) for row in resting_rows)
     assert moved[0]["measured"] is not None
-    assert moved[0]["multiplier"] != 1
+    assert moved[0]["multiplier"] != 0.1
 
 
 @pytest.mark.filterwarnings("ignore:no labelled trajectory is safe:UserWarning")
