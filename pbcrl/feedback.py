@@ -425,7 +425,7 @@ class FeedbackLoop:
         if left := count - len(again):
             pairs = self._select(fresh, left, asked=self.buffer, model=model, rng=self._rng)
         missed = self._missed[: len(pairs)]
-        if missed:  # one in a pair, beside one that is as the policy is; no side tells which
+        if missed:  # one in a pair, beside a fresh one; no side tells which
             pairs[: len(missed), 0] = len(fresh) + np.arange(len(missed))
             pairs, fresh = self._rng.permuted(pairs, axis=1), [*fresh, *missed]
         used, inverse = np.unique([*beside, *pairs.flat], return_inverse=True)

@@ -216,3 +216,13 @@ def test_a_state_with_other_keys_or_impossible_values_is_refused_and_changes_not
         with pytest.raises(ValueError, match="state must be finite, with value, scale, updates"):
             multiplier.load_state_dict({**state, **broken})
     assert multiplier.state_dict() == state
+
+
+@pytest.mark.parametrize(
+    ("initial", "lowest"), [(1.0, 0.03), (0.1, 0.03), (0.03, 0.03), (0.01, 0.01)]
+)
+def test_without_cost_the_price_falls_to_3_hundredths_or_to_where_it_began(initial, lowest):
+    multiplier = LagrangeMultiplier(initial=initial)
+    for _ in range(200):
+        multiplier.update(0.0, 1.0)
+    assert multiplier.value == pytest.approx(lowest)
