@@ -350,7 +350,8 @@ def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
     save_every(1)
     monkeypatch.setattr(DeadEnd, "SHARE", 0.25)  # so few labels say anything
     module = scripts.ppo_lag_pbcrl
-    options = {"constraint": "rate", "cost_limit": 0.0, "multiplier_cap": 1.0}
+    options = {"constraint": "rate", "cost_limit": 0.0}
+    options |= {"multiplier_initial": 1.0, "multiplier_cap": 1.0}  # no way leads on
     options |= {"online_queries": 40, "total_timesteps": 4800}
 
     def make(name):
