@@ -70,19 +70,21 @@ ABLATIONS = {
 TREES = {
     "ppo_lag": "PPO-Lag, told the true cost",
     "trees_labels": "trees, λ by fresh labels, 20,000 queries",
-    "trees_labels_500": "trees, λ by fresh labels, 500 queries",
+    "trees_labels_500": "trees, λ by fresh labels, 350 + 150 queries",
+    "trees_labels_online_500": "trees, λ by fresh labels, 500 queries, all online",
     "trees_learned": "trees, `learned`, 20,000 queries",
-    "trees_learned_500": "trees, `learned`, 500 queries",
-    "net_labels_500": "network, λ by fresh labels, 500 queries",
-    "net_learned_500": "network, `learned`, 500 queries",
+    "trees_learned_500": "trees, `learned`, 350 + 150 queries",
+    "trees_learned_online_500": "trees, `learned`, 500 queries, all online",
+    "net_labels_500": "network, λ by fresh labels, 350 + 150 queries",
+    "net_learned_500": "network, `learned`, 350 + 150 queries",
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", "bd231d3"
-"""Commits by which trees learn from more than 500 pairs as they do today."""
-
-SINCE_REST = ("bd231d3",)
+SINCE_REST = "bd231d3", "15f211e"
 """Commits by which λ rests first by `learned`, too."""
+
+SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", *SINCE_REST
+"""Commits by which trees learn from more than 500 pairs as they do today."""
 
 TODAY = "25e359d", "a5da304", "201412d", "9aa9086", "b739406", "6b013db", "c9c8067", *SINCE_MANY
 """Commits of the short table, by which trees learn from fewer as they do today.

@@ -103,19 +103,22 @@ VARIANTS = {
 }
 """Methods, on equal budgets of 20,000 queries, and their ablations."""
 
+MANY: Mapping[str, object] = {"offline-queries": 0, "online-queries": 20_000}
 FEW: Mapping[str, object] = {"offline-queries": 350, "online-queries": 150}
-for _title, _end, _queries in (("", "", 20_000), (", 500 queries", "_500", 500)):
-    _online = {"offline-queries": 0, "online-queries": _queries}
-    for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
-        VARIANTS[f"trees_{_name}{_end}"] = Variant(
-            f"PbCRL, trees, {_name}{_title}",
-            "ppo_lag_pbcrl",
-            {"cost-model": "trees", **_options, **_online},
-        )
-        if _end:
-            VARIANTS[f"net_{_name}_500"] = Variant(
-                f"PbCRL, net, {_name}{_title}", "ppo_lag_pbcrl", {**NET, **_options, **FEW}
-            )
+FEW_ONLINE: Mapping[str, object] = {"offline-queries": 0, "online-queries": 500}
+for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
+    _trees = {"cost-model": "trees", **_options}
+    for _variant, _title, _model in (
+        (f"trees_{_name}", f"trees, {_name}", {**_trees, **MANY}),
+        (f"trees_{_name}_500", f"trees, {_name}, 500 queries", {**_trees, **FEW}),
+        (
+            f"trees_{_name}_online_500",
+            f"trees, {_name}, 500 queries, all online",
+            {**_trees, **FEW_ONLINE},
+        ),
+        (f"net_{_name}_500", f"net, {_name}, 500 queries", {**NET, **_options, **FEW}),
+    ):
+        VARIANTS[_variant] = Variant(f"PbCRL, {_title}", "ppo_lag_pbcrl", _model)
 
 METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"  # the paper's
 DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
@@ -429,7 +432,8 @@ TABLES = {
         (BLOCK, LANE, GOAL, PUSH, BUTTON),
         (
             "ppo_lag",
-            *("trees_labels", "trees_labels_500", "trees_learned", "trees_learned_500"),
+            *("trees_labels", "trees_labels_500", "trees_labels_online_500"),
+            *("trees_learned", "trees_learned_500", "trees_learned_online_500"),
             *("pbcrl", "pbcrl_rate", "pbcrl_accept", "net_labels_500", "net_learned_500"),
         ),
         OUTCOME,

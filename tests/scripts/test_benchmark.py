@@ -68,7 +68,7 @@ def test_all_methods_of_a_table_may_buy_the_same_number_of_labels_save_those_wit
 
 def test_a_robots_500_queries_show_no_batches(presets):
     """500 queries in 60 to 80 rounds are six each; a batch of 50 episodes counts as 25."""
-    for variant in ("trees_labels", "trees_labels_500", "net_labels_500"):
+    for variant in ("trees_labels", "trees_labels_500", "trees_labels_online_500"):
         found = presets.options_of("trees", presets.GOAL, variant, episodes="-")
         few = variant.endswith("_500")
         assert found["constraint"] == ("rate" if few else "accept")

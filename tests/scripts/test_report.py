@@ -502,10 +502,17 @@ def write_run_by_hand(root, name, **args):
             },
         ),
         (
-            "trees_labels_500",
+            "trees_labels_online_500",
             {
                 **{"script": "ppo_lag_pbcrl", "cost_model": "trees", "constraint": "rate"},
                 **{"offline_queries": 0, "online_queries": 500},
+            },
+        ),
+        (
+            "trees_labels_500",
+            {
+                **{"script": "ppo_lag_pbcrl", "cost_model": "trees", "constraint": "rate"},
+                **{"offline_queries": 350, "online_queries": 150},
             },
         ),
     ],
