@@ -450,7 +450,9 @@ def train(args: Args) -> Path:
             envs = utils.RecordStarts(envs, args.env_id, replays)
         constraint = make_constraint(args)
         candidates = utils.Candidates(args.num_iterations)
-        dead_end = utils.DeadEnd(args, agent, optimizer, leave=candidates.leave, say=run.say)
+        dead_end = utils.DeadEnd(
+            args, agent, optimizer, multiplier, leave=candidates.leave, say=run.say
+        )
         monitor = utils.LabelMonitor(
             run, args, cost_model, feedback, constraint, horizon=horizon, limit=limit
         )
@@ -579,8 +581,8 @@ def train(args: Args) -> Path:
             # -- 6. Dual ascent --------------------------------------------------------------------
             multiplier.update(measured, allowed)  # None leaves it as it is
             # Where no way leads on, the policy starts afresh.
-            price, labelled = multiplier.value, answers.unsafe_rate
-            dead_end.update(iteration, measured, price, progress.ended, len(new), labelled=labelled)
+            labelled = answers.unsafe_rate
+            dead_end.update(iteration, measured, progress.ended, len(new), labelled=labelled)
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {

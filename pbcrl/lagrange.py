@@ -75,8 +75,9 @@ class LagrangeMultiplier:
         self._lowest = min(_LOWEST, initial)
         self._initial = math.log(initial) if initial else 0.0  # 0 stays
         # All that `update` changes, by name.
-        self._state = {"value": float(initial), "log_integral": self._initial}
-        self._state |= {"excess": 0.0, "scale": 0.0, "updates": 0.0}
+        first = {"value": float(initial), "log_integral": self._initial}
+        self._first = first | {"excess": 0.0, "scale": 0.0, "updates": 0.0}
+        self._state = dict(self._first)
 
     def __repr__(self) -> str:
         return f"LagrangeMultiplier(value={self.value:.4g}, lr={self._lr:g}, cap={self._cap:g})"
@@ -85,6 +86,10 @@ class LagrangeMultiplier:
     def value(self) -> float:
         """λ >= 0."""
         return self._state["value"]
+
+    def reset(self) -> None:
+        """Make it as it was at first, for a policy that begins anew."""
+        self._state = dict(self._first)
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it.

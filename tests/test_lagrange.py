@@ -150,6 +150,18 @@ def test_an_infinite_limit_makes_cost_free_and_a_limit_begins_anew():
     assert multiplier.update(1.0, 1.0) == pytest.approx(2.0)
 
 
+def test_after_a_reset_it_goes_as_at_first():
+    first, again = LagrangeMultiplier(initial=0.1), LagrangeMultiplier(initial=0.1)
+    again.update(50.0, 10.0)
+    again.reset()
+    assert again.state_dict() == first.state_dict()
+    assert [again.update(30.0, 20.0) for _ in range(5)] == [
+        first.update(30.0, 20.0) for _ in range(5)
+    ]
+    again.reset()
+    assert again.value == 0.1
+
+
 def test_it_continues_exactly_from_its_saved_state():
     original = after([3.0, 0.0, 9.0])
     restored = LagrangeMultiplier(initial=2.0)

@@ -17,7 +17,7 @@ from pbcrl import Answers, Trainer, Trajectory
 from pbcrl.constraint import Constraint
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, Policy
-from pbcrl.lagrange import DEAR
+from pbcrl.lagrange import DEAR, LagrangeMultiplier
 from pbcrl.storage import save_tensors
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.run import Run
@@ -166,23 +166,26 @@ class Candidates:
 
 
 class DeadEnd:
-    """A policy from which no way leads on starts afresh; learned cost, noise and λ stay.
+    """A policy from which no way leads on starts afresh; the learned cost and the noise stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    nearly all of whose labels say unsafe at a high λ: a pendulum that swings up too fast is too
-    fast for longer if it slows down a little. Labels decide, since the share that is measured with
-    a model falls to 0 wherever a wrong label raises the learned limit. *Worse than untrained* is
-    one that earns less than in its first episodes: it fled a high price into a corner, and stays
-    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
-    earn less. Either, for a tenth of the training, gets its nets' first weights back: the second
-    once, the first as often as it holds, in the first half of the training. A policy has the rest
-    for a better way, under a cost that is known better than before; if it finds none, that of
-    before is still a candidate. It applies to `--constraint rate`.
+    that keeps a high λ at work: it grew up under a cost that knew little, goes from one thing that
+    is not known yet to the next, and forgets its task. Afresh, under what all labels have told by
+    now, and with λ as at first, it does well where it did not before. Only where nearly all labels
+    say unsafe λ stays, too: a pendulum that swings up too fast is too fast for longer if it slows
+    down a little, and with a low price it would again. *Worse than untrained* is one that earns
+    less than in its first episodes: it fled a high price into a corner, and stays there when λ has
+    fallen. Where nearly all of those episodes were labelled unsafe, it may have to earn less.
+    Either, for a tenth of the training, gets its nets' first weights back: the second once, the
+    first as often as it holds, in the first half of the training. A policy has the rest for a
+    better way; if it finds none, that of before is still a candidate. It applies to
+    `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
         agent: Whose first weights are kept; call this before any training.
         optimizer: Whose moments start afresh, too.
+        multiplier: λ.
         leave: `Candidates.leave`, called with the iteration and the agent as it was.
         say: Told why.
     """
@@ -197,11 +200,13 @@ class DeadEnd:
         args: Any,
         agent: nn.Module,
         optimizer: Optimizer,
+        multiplier: LagrangeMultiplier,
         *,
         leave: Callable[[int, nn.Module], object],
         say: Callable[[str], object],
     ) -> None:
         self._agent, self._optimizer, self._leave, self._say = agent, optimizer, leave, say
+        self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
         self._long = max(4, self._total / 10)  # iterations
@@ -217,7 +222,6 @@ class DeadEnd:
         self,
         iteration: int,
         measured: float | None,
-        price: float,
         ended: NDArray[np.float64],
         num_new: int,
         *,
@@ -228,7 +232,6 @@ class DeadEnd:
         Args:
             iteration: From 1 on.
             measured: What moved λ; None if nothing did, which changes nothing.
-            price: λ.
             ended: Return and more of all episodes that have ended, (E, 2).
             num_new: How many of them, the last, in this iteration.
             labelled: Share of the newly labelled episodes that is unsafe; None if there is none.
@@ -237,7 +240,7 @@ class DeadEnd:
             self._first_unsafe = labelled
         if not self._applies or measured is None:
             return
-        is_dear = price >= self._dear * (1 - 1e-6)  # rounding
+        is_dear = self._multiplier.value >= self._dear * (1 - 1e-6)  # rounding
         if labelled is not None:
             self._rounds.append((iteration, labelled))
         oldest = iteration - self._long
@@ -246,13 +249,15 @@ class DeadEnd:
             return
         returns = ended[:, 0]
         shares = [share for _, share in self._rounds]
-        self._count(
+        is_afresh = self._count(
             iteration,
             "unsafe",
             is_dear,
-            f"nearly all labels said unsafe, with λ at {self._dear:g} or above",
-            certain=bool(shares) and float(np.mean(shares)) >= self.SHARE,
+            f"λ was at {self._dear:g} or above",
+            certain=bool(shares),  # else nothing is known that was not before
         )
+        if is_afresh and np.mean(shares) < self.SHARE:
+            self._multiplier.reset()
         self._count(
             iteration,
             "worse",
@@ -264,13 +269,14 @@ class DeadEnd:
 
     def _count(
         self, iteration: int, kind: str, holds: bool, why: str, *, certain: bool = True
-    ) -> None:
+    ) -> bool:
+        """Return whether it held for so long that the policy starts afresh."""
         state = self._state
         state[kind] = state[kind] + 1 if holds else 0
         is_spent = kind == "worse" and state["after_worse"] > 0
         is_due = certain and state[kind] >= self._long and not is_spent
         if not is_due or 2 * iteration > self._total:
-            return
+            return False
         self._leave(iteration, self._agent)
         with torch.no_grad():
             for name, weights in self._agent.named_parameters():
@@ -283,6 +289,7 @@ class DeadEnd:
             f"iteration {iteration}: the policy starts afresh, since for a tenth of the training "
             f"{why}; the learned cost stays"
         )
+        return True
 
     def summary(self) -> dict[str, int | None]:
         """What a run's summary has of it."""

@@ -14,6 +14,7 @@ from torch import nn
 
 from pbcrl import load_cost_model, load_policy
 from pbcrl.export.policy import POLICY_FILE
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors
 from pbcrl_script_utils.card import read_effects
 from pbcrl_script_utils.policies import Candidates, DeadEnd, policy_of
@@ -235,36 +236,40 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
     def leave(_iteration, one):
         left.append(one.action.item())
 
-    dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, leave=leave, say=said.append)
+    cap = max(3.0, args["multiplier_cap"])
+    multiplier = LagrangeMultiplier(lr=0.1, initial=0.1, cap=cap)
+    multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
+    dead_end = DeadEnd(
+        SimpleNamespace(**args), agent, optimizer, multiplier, leave=leave, say=said.append
+    )
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
     moved = agent.action.item()
     returns = [0.5, 1.5] * 10
-    dead_end.update(0, None, price, np.ones((1, 2)), 1, labelled=first)
+    dead_end.update(0, None, np.ones((1, 2)), 1, labelled=first)
     for iteration, share in enumerate(shares, start=1):
         returns += [earned] * 2
         ended = np.stack([returns, np.zeros(len(returns))], 1)
         measured = None if iteration <= calm else 0.0
-        dead_end.update(iteration, measured, price, ended, 2, labelled=share)
+        dead_end.update(iteration, measured, ended, 2, labelled=share)
     assert left == [moved, *[0.0] * 9][: len(said)]
     assert moved != 0
-    return agent, optimizer, said, dead_end
+    return agent, optimizer, said, multiplier, dead_end
 
 
 def is_afresh(found):
-    agent, optimizer, said, _ = found
+    agent, optimizer, said, *_ = found
     assert (agent.action == 0) == (not optimizer.state) == bool(said)
     assert agent.log_std != 0  # the noise stays as it is
     return bool(said)
 
 
-def test_a_tenth_of_the_training_with_hardly_a_safe_label_at_the_highest_price_is_a_dead_end():
+def test_a_tenth_of_the_training_at_the_highest_price_is_a_dead_end():
     """Whatever the model says: the share that is measured with it is 0 here."""
     assert is_afresh(walked([1.0] * 10))
-    assert "iteration 12: the policy starts afresh" in walked([0.0] * 4 + [1.0] * 8)[2][0]
+    assert "iteration 10: the policy starts afresh" in walked([0.0] * 4 + [1.0] * 8)[2][0]
     assert not is_afresh(walked([1.0] * 9))
-    assert is_afresh(walked([1.0] * 8 + [0.0] * 2))
-    assert not is_afresh(walked([1.0, 0.5] * 10))  # some are safe now and then
+    assert is_afresh(walked([0.1] * 10))
     assert is_afresh(walked([None] * 4 + [1.0] + [None] * 5))  # labels come in few iterations
     assert not is_afresh(walked([None] * 20))
     assert is_afresh(walked([None] * 15 + [1.0]))
@@ -277,20 +282,41 @@ def test_a_tenth_of_the_training_with_hardly_a_safe_label_at_the_highest_price_i
     assert not is_afresh(walked([1.0] * 3, num_iterations=6))
 
 
+@pytest.mark.parametrize(
+    ("shares", "price"),
+    [
+        ([1.0] * 10, 3.0),
+        ([1.0] * 8 + [0.0] * 2, 3.0),  # 0.8, the least that is nearly all
+        ([1.0] * 7 + [0.9] + [0.0] * 2, 0.1),
+        ([1.0, 0.5] * 5, 0.1),
+        ([None] * 9 + [0.1], 0.1),
+    ],
+)
+def test_a_policy_that_starts_afresh_pays_little_at_first_save_where_nearly_all_is_unsafe(
+    shares, price
+):
+    *_, said, multiplier, _ = walked(shares)
+    assert len(said) == 1
+    assert multiplier.value == price
+
+
 def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
     assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9))
-    assert "it earned less than in its first episodes" in walked([0.0] * 10, earned=0.9)[2][0]
-    assert is_afresh(walked([0.3] * 10, earned=-5.0))  # safe or not
-    assert not is_afresh(walked([0.0] * 9, earned=0.9))
-    assert not is_afresh(walked([0.0] * 50, earned=1.0))
-    assert not is_afresh(walked([0.0] * 61, earned=0.9, calm=41))
+    assert (
+        "it earned less than in its first episodes"
+        in walked([0.0] * 10, price=0.03, earned=0.9)[2][0]
+    )
+    assert is_afresh(walked([0.3] * 10, price=0.03, earned=-5.0))  # safe or not
+    assert not is_afresh(walked([0.0] * 9, price=0.03, earned=0.9))
+    assert not is_afresh(walked([0.0] * 50, price=0.03, earned=1.0))
+    assert not is_afresh(walked([0.0] * 61, price=0.03, earned=0.9, calm=41))
 
 
 def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
     """Eight tenths of the first episodes or more were labelled unsafe, or none had a label."""
-    assert is_afresh(walked([0.0] * 10, earned=0.9, first=0.79))
-    assert not is_afresh(walked([0.0] * 50, earned=0.9, first=0.8))
-    assert not is_afresh(walked([None] * 50, earned=0.9, first=None))
+    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9, first=0.79))
+    assert not is_afresh(walked([0.0] * 50, price=0.03, earned=0.9, first=0.8))
+    assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
 
 
 def test_the_policy_that_is_left_behind_is_a_candidate():
@@ -317,25 +343,25 @@ def test_where_labels_move_no_price_nothing_is_a_dead_end(options):
 
 def test_a_policy_that_is_unsafe_starts_afresh_as_often_as_it_comes_to_a_dead_end():
     """The start does not count for the next; in the second half of training there is none."""
-    _, _, said, dead_end = walked([1.0] * 100)
+    _, _, said, _, dead_end = walked([1.0] * 100)
     assert [int(line.split()[1].rstrip(":")) for line in said] == [10, 20, 30, 40, 50]
     assert dead_end.summary() == {"afresh_unsafe": 50, "afresh_worse": None}
-    assert walked([1.0] * 9)[3].summary() == {"afresh_unsafe": None, "afresh_worse": None}
+    assert walked([1.0] * 9)[4].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
 def test_a_policy_that_earns_less_starts_afresh_once():
-    agent, _, said, dead_end = walked([0.0] * 50, price=0.03, earned=0.9)
+    agent, _, said, _, dead_end = walked([0.0] * 50, price=0.03, earned=0.9)
     assert len(said) == 1
     assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 10}
     ended = np.ones((20, 2))
     for iteration in range(51, 60):
         nn.init.constant_(agent.action, 5.0)
-        dead_end.update(iteration, 1.0, 0.03, ended, 1, labelled=0.0)
+        dead_end.update(iteration, 1.0, ended, 1, labelled=0.0)
         assert agent.action == 5
 
 
 def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
-    candidates, dead_end = Candidates(100), walked([1.0] * 5)[3]
+    candidates, dead_end = Candidates(100), walked([1.0] * 5)[4]
     candidates.load_state_dict({"kept": {}, "left": {}})
     assert candidates.state_dict() == {"kept": {}, "left": {}, "within": {}}
     state = dead_end.state_dict()
