@@ -82,12 +82,13 @@ class Candidates:
 
     A policy that is trained against a limit swings about it, and the last one is any of them. So
     `NUMBER` of the last fifth, evenly spread, each play `EPISODES` fresh episodes, half of them
-    with mean actions; so does one that was left behind by a fresh start (`DeadEnd`). Of those that
-    the constraint calls safe the one of the highest return is taken. If there are none, the policy
-    has left the limit for good, as where a price that falls leads into a dead end once more. Then
-    one of before is taken: of each earlier fifth the last one that was measured within the limit
-    plays, the newest first, until one is safe. If none is, the nearest to it of the last fifth
-    stays. Neither labels nor true costs have a part in it: the cost model judges. The best of
+    with mean actions. Of those that the constraint calls safe the one of the highest return is
+    taken. If there are none, the policy has left the limit for good, as where a price that falls
+    leads into a dead end once more. Then one of before is taken: of each earlier fifth the last one
+    that was measured within the limit plays, and what fresh starts left behind (`DeadEnd`), the
+    newest first, until one is safe. What was left behind had not kept the limit, and earns more
+    where it is unsafe unnoticed; so it comes in no other case. If none is safe, the nearest to it
+    of the last fifth stays. Neither labels nor true costs have a part in it: the cost model judges. The best of
     several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
@@ -132,7 +133,7 @@ class Candidates:
                 tell, and its mean return. The last one is taken if nothing can tell of any.
         """
         best, best_key = (self._last, self._kept[self._last]), (False, -math.inf)
-        for iteration, state in [*self._left.items(), *self._kept.items()]:
+        for iteration, state in self._kept.items():
             agent.load_state_dict(state)
             excess, mean_return = judge()
             if excess is not None:
@@ -140,7 +141,8 @@ class Candidates:
                 if key >= best_key:  # the later one, if they are equal
                     best, best_key = (iteration, state), key
         if not best_key[0]:
-            for iteration, state in sorted(self._within.items(), reverse=True):
+            before = {**self._within, **self._left}
+            for iteration, state in sorted(before.items(), reverse=True):
                 agent.load_state_dict(state)
                 excess, _ = judge()
                 if excess is not None and excess <= 0:

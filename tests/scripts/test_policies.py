@@ -319,7 +319,8 @@ def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
     assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
 
 
-def test_the_policy_that_is_left_behind_is_a_candidate():
+def test_the_policy_that_is_left_behind_is_taken_where_none_of_the_last_fifth_is_safe():
+    """It had not kept the limit: what it earns more than a safe one does not count."""
     left = Candidates(20)
     agent, candidates = Constant(), Candidates(20)
     for iteration in range(1, 21):
@@ -332,6 +333,8 @@ def test_the_policy_that_is_left_behind_is_a_candidate():
     judged = {7: (-1.0, 5.0), 16: (1.0, 9.0)}
     assert candidates.choose(agent, lambda: judged.get(int(agent.action), (2.0, 9.0))) == 7
     assert int(agent.action) == 7
+    judged[18] = -1.0, 4.0
+    assert candidates.choose(agent, lambda: judged.get(int(agent.action), (2.0, 9.0))) == 18
 
 
 @pytest.mark.parametrize(
