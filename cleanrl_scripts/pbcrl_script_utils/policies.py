@@ -88,8 +88,8 @@ class Candidates:
     that was measured within the limit plays, and what fresh starts left behind (`DeadEnd`), the
     newest first, until one is safe. What was left behind had not kept the limit, and earns more
     where it is unsafe unnoticed; so it comes in no other case. If none is safe, the nearest to it
-    of the last fifth stays. Neither labels nor true costs have a part in it: the cost model judges. The best of
-    several is partly the luckiest: evaluations and certificates play other episodes.
+    of the last fifth stays. Neither labels nor true costs have a part in it: the cost model judges.
+    The best of several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
     NUMBER = 5
