@@ -121,7 +121,7 @@ BEFORE_AFRESH = ("d7228bc",)
 """λ begins at 0.1, and beside what a grid found comes a fresh episode. Rows of 80fb95e and ac4ef66
 are by a rule that was dropped, those of ffd33a3 by a half of these."""
 NEWEST = ("8e6bbe0",)
-"""A policy that keeps λ at its cap starts afresh; what it was is no rival of safe ones, but by 334a503
+"""A policy that keeps λ at its cap starts afresh; what it was is no rival of safe ones. By 334a503
 it was one."""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
