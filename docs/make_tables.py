@@ -16,6 +16,7 @@ import csv
 import re
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -113,16 +114,14 @@ SINCE_MOVED = "2e68f11", "d68d1eb"
 SINCE_MEAN = "2fe1c63", "bd231d3"
 """Later ones: by `rate`, too, the mean learned cost must be within the learned limit."""
 
-BEFORE_GRIDS = "abd7c18", "da69b1d"
-"""Later ones: a person who errs is late as well, which trees find out."""
-BEFORE_FRESH = "aeaa216", "83062d5"
-"""Every second query is a grid."""
-BEFORE_AFRESH = ("d7228bc",)
-"""λ begins at 0.1, and beside what a grid found comes a fresh episode. Rows of 80fb95e and ac4ef66
-are by a rule that was dropped, those of ffd33a3 by a half of these."""
-NEWEST = ("8e6bbe0",)
-"""A policy that keeps λ at its cap starts afresh; what it was is no rival of safe ones. By 334a503
-it was one."""
+SINCE_LATE = ("abd7c18", "da69b1d"), ("aeaa216", "83062d5"), ("d7228bc",), ("8e6bbe0",)
+"""Later ones, by which a person who errs is late as well, which trees find out; rule by rule.
+
+Since the second every second query is a grid. Since the third λ begins at 0.1, and beside what a
+grid found comes a fresh episode. Since the last a policy that keeps λ at its cap starts afresh.
+Rows of 80fb95e and ac4ef66 are by a rule that was dropped. Those of ffd33a3 have half of the third,
+and by 334a503 what a fresh start left behind was a rival of safe policies.
+"""
 
 GATE = {"step_auroc": 2, "balanced_accuracy": 2, "true_cost_at_limit": 1}
 """Columns of gate.csv that are tables, and their digits."""
@@ -387,9 +386,8 @@ def gate() -> dict[str, list[list[str]]]:
 
 def person(row: dict[str, str]) -> str:
     """Return how the simulated person of a row answers, a key of `PERSON`."""
-    since = *BEFORE_GRIDS, *BEFORE_FRESH, *BEFORE_AFRESH, *NEWEST
-    is_late = PERSON[row["errors"]] == "errs" and row["commit"] in since
-    return "late" if is_late else row["errors"]
+    by_late = any(row["commit"] in commits for commits in SINCE_LATE)
+    return "late" if by_late and PERSON[row["errors"]] == "errs" else row["errors"]
 
 
 def minutes() -> dict[str, list[list[str]]]:
@@ -446,10 +444,11 @@ def ways_to_ask() -> dict[str, list[list[str]]]:
 
 def marks() -> dict[str, list[list[str]]]:
     """Return the tables of policies by a person who marks, by `bench_marks.py`."""
-    head, *rows = marks_of(NEWEST)
-    rows += marks_of(BEFORE_AFRESH, f", before {NEWEST[0]}")[1:]
-    rows += marks_of(BEFORE_FRESH, f", before {BEFORE_AFRESH[0]}")[1:]
-    rows += marks_of((*SINCE_MEAN, *BEFORE_GRIDS), f", before {BEFORE_FRESH[0]}")[1:]
+    first, *others = SINCE_LATE
+    newest_first = [*reversed(others), (*SINCE_MEAN, *first)]
+    head, *rows = marks_of(newest_first[0])
+    for later, commits in pairwise(newest_first):
+        rows += marks_of(commits, f", before {later[0]}")[1:]
     rows.sort(key=lambda row: row[0])
     before = marks_of(MARKED) + marks_of(SINCE_MOVED, f", since {SINCE_MOVED[0]}")[1:]
     return {"marks": [head, *rows], "marks_before": before}

@@ -73,11 +73,11 @@ class LagrangeMultiplier:
         self._lr = lr
         self._cap = cap
         self._lowest = min(_LOWEST, initial)
-        self._initial = math.log(initial) if initial else 0.0  # 0 stays
-        # All that `update` changes, by name.
-        first = {"value": float(initial), "log_integral": self._initial}
-        self._first = first | {"excess": 0.0, "scale": 0.0, "updates": 0.0}
-        self._state = dict(self._first)
+        log_initial = math.log(initial) if initial else 0.0  # 0 stays
+        # All that `update` changes, by name, as it is at first.
+        self._first = {"value": float(initial), "log_integral": log_initial}
+        self._first |= {"excess": 0.0, "scale": 0.0, "updates": 0.0}
+        self.reset()
 
     def __repr__(self) -> str:
         return f"LagrangeMultiplier(value={self.value:.4g}, lr={self._lr:g}, cap={self._cap:g})"
@@ -118,8 +118,7 @@ class LagrangeMultiplier:
                 "no episode ended, otherwise find the step costs that are not finite"
             )
         if limit == math.inf:  # free, and nothing is left that brings the old price back
-            self._state |= {"value": 0.0, "log_integral": self._initial, "excess": 0.0}
-            self._state["updates"] = 0.0
+            self._state = {**self._first, "value": 0.0}
         elif episode_cost is not None and self._lr:  # at 0, λ would move by rounding only
             self._state["value"] = self._step(float(episode_cost), limit)
         return self.value

@@ -105,20 +105,14 @@ VARIANTS = {
 
 MANY: Mapping[str, object] = {"offline-queries": 0, "online-queries": 20_000}
 FEW: Mapping[str, object] = {"offline-queries": 350, "online-queries": 150}
-FEW_ONLINE: Mapping[str, object] = {"offline-queries": 0, "online-queries": 500}
 for _name, _options in (("labels", {}), ("learned", {"constraint": "learned"})):
-    _trees = {"cost-model": "trees", **_options}
-    for _variant, _title, _model in (
+    _trees, _net = {"cost-model": "trees", **_options}, {**NET, **_options}
+    for _variant, _title, _all in (
         (f"trees_{_name}", f"trees, {_name}", {**_trees, **MANY}),
         (f"trees_{_name}_500", f"trees, {_name}, 500 queries", {**_trees, **FEW}),
-        (
-            f"trees_{_name}_online_500",
-            f"trees, {_name}, 500 queries, all online",
-            {**_trees, **FEW_ONLINE},
-        ),
-        (f"net_{_name}_500", f"net, {_name}, 500 queries", {**NET, **_options, **FEW}),
+        (f"net_{_name}_500", f"net, {_name}, 500 queries", {**_net, **FEW}),
     ):
-        VARIANTS[_variant] = Variant(f"PbCRL, {_title}", "ppo_lag_pbcrl", _model)
+        VARIANTS[_variant] = Variant(f"PbCRL, {_title}", "ppo_lag_pbcrl", _all)
 
 METHODS = "ppo_lag", "pbcrl", "rlsf", "ppo_bt"  # the paper's
 DEAD_ZONES, SNR_WEIGHTS = (0, 0.1, 1, 2), (1e-2, 1e-3, 1e-5, 0)
@@ -134,6 +128,13 @@ def ablation(name: str, of: str, options: Mapping[str, object], setting: str, **
     return name
 
 
+for _name in ("labels", "learned"):
+    ablation(
+        f"trees_{_name}_online_500",
+        f"trees_{_name}_500",
+        {"offline-queries": 0, "online-queries": 500},
+        "all online",
+    )
 DEAD_ZONE = tuple(
     # δ = 1 is PbCRL itself. ζ and the adaptation stay as they are.
     "pbcrl"

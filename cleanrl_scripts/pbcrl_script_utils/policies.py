@@ -173,8 +173,8 @@ class DeadEnd:
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
     that keeps a high λ at work: it grew up under a cost that knew little, goes from one thing that
     is not known yet to the next, and forgets its task. Afresh, under what all labels have told by
-    now, and with λ as at first, it does well where it did not before. Only where nearly all labels
-    say unsafe λ stays, too: a pendulum that swings up too fast is too fast for longer if it slows
+    now, and with λ as at first, it may do well where it did not. Only where nearly all labels say
+    unsafe λ stays, too: a pendulum that swings up too fast is too fast for longer if it slows
     down a little, and with a low price it would again. *Worse than untrained* is one that earns
     less than in its first episodes: it fled a high price into a corner, and stays there when λ has
     fallen. Where nearly all of those episodes were labelled unsafe, it may have to earn less.

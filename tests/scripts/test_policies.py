@@ -349,7 +349,7 @@ def test_a_policy_that_is_unsafe_starts_afresh_as_often_as_it_comes_to_a_dead_en
     _, _, said, _, dead_end = walked([1.0] * 100)
     assert [int(line.split()[1].rstrip(":")) for line in said] == [10, 20, 30, 40, 50]
     assert dead_end.summary() == {"afresh_unsafe": 50, "afresh_worse": None}
-    assert walked([1.0] * 9)[4].summary() == {"afresh_unsafe": None, "afresh_worse": None}
+    assert walked([1.0] * 9)[-1].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
 def test_a_policy_that_earns_less_starts_afresh_once():
@@ -364,7 +364,7 @@ def test_a_policy_that_earns_less_starts_afresh_once():
 
 
 def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
-    candidates, dead_end = Candidates(100), walked([1.0] * 5)[4]
+    candidates, dead_end = Candidates(100), walked([1.0] * 5)[-1]
     candidates.load_state_dict({"kept": {}, "left": {}})
     assert candidates.state_dict() == {"kept": {}, "left": {}, "within": {}}
     state = dead_end.state_dict()
