@@ -450,9 +450,7 @@ def train(args: Args) -> Path:
             envs = utils.RecordStarts(envs, args.env_id, replays)
         constraint = make_constraint(args)
         candidates = utils.Candidates(args.num_iterations)
-        dead_end = utils.DeadEnd(
-            args, agent, optimizer, multiplier, leave=candidates.leave, say=run.say
-        )
+        dead_end = utils.DeadEnd(args, agent, optimizer, multiplier, say=run.say)
         monitor = utils.LabelMonitor(
             run, args, cost_model, feedback, constraint, horizon=horizon, limit=limit
         )

@@ -85,10 +85,10 @@ class Candidates:
     with mean actions. Of those that the constraint calls safe the one of the highest return is
     taken. If there are none, the policy has left the limit for good, as where a price that falls
     leads into a dead end once more. Then one of before is taken: of each earlier fifth the last one
-    that was measured within the limit plays, and what fresh starts left behind (`DeadEnd`), the
-    newest first, until one is safe. What was left behind had not kept the limit, and earns more
-    where it is unsafe unnoticed; so it comes in no other case. If none is safe, the nearest to it
-    of the last fifth stays. Neither labels nor true costs have a part in it: the cost model judges.
+    that was measured within the limit plays, the newest first, until one is safe. What a fresh
+    start left behind (`DeadEnd`) had not kept the limit, and is none of them: it earns more where
+    it is unsafe unnoticed. If none is safe, the nearest to it of the last fifth stays. Neither
+    labels nor true costs have a part in it: the cost model judges.
     The best of several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
@@ -100,7 +100,6 @@ class Candidates:
         self._last = num_iterations
         self._wanted = range(num_iterations, 0, -spacing)[: self.NUMBER]
         self._kept: dict[int, dict[str, Tensor]] = {}  # by iteration
-        self._left: dict[int, dict[str, Tensor]] = {}  # likewise
         self._within: dict[int, dict[str, Tensor]] = {}  # likewise, at most one of each fifth
 
     def update(self, iteration: int, agent: nn.Module, *, is_within: bool = False) -> None:
@@ -120,10 +119,6 @@ class Candidates:
     def _fifth(self, iteration: int) -> int:
         return 5 * (iteration - 1) // self._last
 
-    def leave(self, iteration: int, agent: nn.Module) -> None:
-        """Take note of an agent that starts afresh: what comes after it may be worse."""
-        self._left[iteration] = copy.deepcopy(agent.state_dict())
-
     def choose(self, agent: nn.Module, judge: Callable[[], tuple[float | None, float]]) -> int:
         """Leave the agent with the weights of the best; return the iteration that they are of.
 
@@ -141,8 +136,7 @@ class Candidates:
                 if key >= best_key:  # the later one, if they are equal
                     best, best_key = (iteration, state), key
         if not best_key[0]:
-            before = {**self._within, **self._left}
-            for iteration, state in sorted(before.items(), reverse=True):
+            for iteration, state in sorted(self._within.items(), reverse=True):
                 agent.load_state_dict(state)
                 excess, _ = judge()
                 if excess is not None and excess <= 0:
@@ -154,16 +148,11 @@ class Candidates:
 
     def state_dict(self) -> dict[str, Any]:
         """All of them."""
-        return {
-            "kept": dict(self._kept),
-            "left": dict(self._left),
-            "within": dict(self._within),
-        }
+        return {"kept": dict(self._kept), "within": dict(self._within)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called; those of a shorter run are no candidates."""
         self._kept = {n: kept for n, kept in state["kept"].items() if n in self._wanted}
-        self._left = dict(state["left"])
         self._within = dict(state.get("within", {}))  # older checkpoints have none
 
 
@@ -179,16 +168,14 @@ class DeadEnd:
     less than in its first episodes: it fled a high price into a corner, and stays there when λ has
     fallen. Where nearly all of those episodes were labelled unsafe, it may have to earn less.
     Either, for a tenth of the training, gets its nets' first weights back: the second once, the
-    first as often as it holds, in the first half of the training. A policy has the rest for a
-    better way; if it finds none, that of before is still a candidate. It applies to
-    `--constraint rate`.
+    first as often as it holds, in the first half of the training: a policy has the rest for a
+    better way. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
         agent: Whose first weights are kept; call this before any training.
         optimizer: Whose moments start afresh, too.
         multiplier: λ.
-        leave: `Candidates.leave`, called with the iteration and the agent as it was.
         say: Told why.
     """
 
@@ -204,10 +191,9 @@ class DeadEnd:
         optimizer: Optimizer,
         multiplier: LagrangeMultiplier,
         *,
-        leave: Callable[[int, nn.Module], object],
         say: Callable[[str], object],
     ) -> None:
-        self._agent, self._optimizer, self._leave, self._say = agent, optimizer, leave, say
+        self._agent, self._optimizer, self._say = agent, optimizer, say
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
@@ -279,7 +265,6 @@ class DeadEnd:
         is_due = certain and state[kind] >= self._long and not is_spent
         if not is_due or 2 * iteration > self._total:
             return False
-        self._leave(iteration, self._agent)
         with torch.no_grad():
             for name, weights in self._agent.named_parameters():
                 if name in self._first:

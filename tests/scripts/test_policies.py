@@ -228,23 +228,16 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
     Its first 20 episodes returned 1 on average, and a share `first` of them was labelled unsafe;
     two more in each iteration return `earned`. In the first `calm` nothing is measured.
     """
-    agent, said, left = Walking(), [], []  # the last: actions of the agents that were left behind
+    agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
-
-    def leave(_iteration, one):
-        left.append(one.action.item())
-
     cap = max(3.0, args["multiplier_cap"])
     multiplier = LagrangeMultiplier(lr=0.1, initial=0.1, cap=cap)
     multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
-    dead_end = DeadEnd(
-        SimpleNamespace(**args), agent, optimizer, multiplier, leave=leave, say=said.append
-    )
+    dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, multiplier, say=said.append)
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
-    moved = agent.action.item()
     returns = [0.5, 1.5] * 10
     dead_end.update(0, None, np.ones((1, 2)), 1, labelled=first)
     for iteration, share in enumerate(shares, start=1):
@@ -252,8 +245,6 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
         ended = np.stack([returns, np.zeros(len(returns))], 1)
         measured = None if iteration <= calm else 0.0
         dead_end.update(iteration, measured, ended, 2, labelled=share)
-    assert left == [moved, *[0.0] * 9][: len(said)]
-    assert moved != 0
     return agent, optimizer, said, multiplier, dead_end
 
 
@@ -319,24 +310,6 @@ def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
     assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
 
 
-def test_the_policy_that_is_left_behind_is_taken_where_none_of_the_last_fifth_is_safe():
-    """It had not kept the limit: what it earns more than a safe one does not count."""
-    left = Candidates(20)
-    agent, candidates = Constant(), Candidates(20)
-    for iteration in range(1, 21):
-        nn.init.constant_(agent.action, iteration)
-        if iteration == 7:
-            left.leave(7, agent)
-            nn.init.constant_(agent.action, 0.0)
-        left.update(iteration, agent)
-    candidates.load_state_dict(left.state_dict())
-    judged = {7: (-1.0, 5.0), 16: (1.0, 9.0)}
-    assert candidates.choose(agent, lambda: judged.get(int(agent.action), (2.0, 9.0))) == 7
-    assert int(agent.action) == 7
-    judged[18] = -1.0, 4.0
-    assert candidates.choose(agent, lambda: judged.get(int(agent.action), (2.0, 9.0))) == 18
-
-
 @pytest.mark.parametrize(
     "options", [{"constraint": "accept"}, {"constraint": "learned"}, {"multiplier_lr": 0.0}]
 )
@@ -366,7 +339,7 @@ def test_a_policy_that_earns_less_starts_afresh_once():
 def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
     candidates, dead_end = Candidates(100), walked([1.0] * 5)[-1]
     candidates.load_state_dict({"kept": {}, "left": {}})
-    assert candidates.state_dict() == {"kept": {}, "left": {}, "within": {}}
+    assert candidates.state_dict() == {"kept": {}, "within": {}}
     state = dead_end.state_dict()
     assert len(state.pop("rounds")) == 5
     dead_end.load_state_dict(state)
