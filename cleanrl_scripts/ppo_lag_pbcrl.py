@@ -67,9 +67,8 @@ class Args(utils.RunArgs):
     nothing, since every sample is clipped to the same action"""
     multiplier_lr: utils.NonNegative = 0.1
     """change of log λ per update by which λ follows the cost, see pbcrl/lagrange.py; 0 keeps λ"""
-    multiplier_initial: utils.NonNegative = 0.1
-    """λ at the start, the price of cost: both reward and cost are in units of their own scale. Low:
-    by the first labels much seems to cost that does not"""
+    multiplier_initial: utils.NonNegative = 1.0
+    """λ at the start, the price of cost: both reward and cost are in units of their own scale"""
     multiplier_cap: utils.Bound = 3.0
     """highest λ"""
 
@@ -131,9 +130,9 @@ class Args(utils.RunArgs):
         k = self.finetune_interval
         return iteration <= k or iteration % k == 0 or iteration == self.num_iterations
 
-    def rests(self, iteration: int) -> bool:
-        """Whether it is too early for a price: no label of offline episodes told what costs."""
-        return not self.offline_queries and 10 * (iteration - 1) < self.num_iterations
+    def rests(self, iterations: int) -> bool:
+        """Whether a policy has been trained too little for its λ to move: so it learns its task."""
+        return 10 * (iterations - 1) < self.num_iterations
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""
@@ -529,7 +528,8 @@ def train(args: Args) -> Path:
             measured, allowed = constraint.measure(
                 answers, learned, cost_model.learned_limit, by_marks=trainer.fits_marks
             )
-            if args.constraint != "accept" and args.rests(iteration):
+            is_young = args.rests(iteration - dead_end.last_start)
+            if args.constraint != "accept" and is_young:
                 measured = None  # λ rests; what is said of a whole batch needs no learned cost
             watched = monitor.update(iteration, answers, finished, learned, measured)
             run.lap("cost_model")
@@ -555,7 +555,7 @@ def train(args: Args) -> Path:
                 # What all episodes share of a learned cost dilutes its price; marks share nothing.
                 spread_r, spread_c = adv_scale.update(torch.stack([adv_r, adv_c]), ends[1])
                 adv_c = adv_c * (spread_r / spread_c).clamp(min=1.0)
-            if args.rests(iteration):
+            if is_young:
                 # Few labels, and none that says safe: a price would stop the policy.
                 adv_c = adv_c * (buffer.is_trainable or buffer.has_many)
             adv = adv_r - multiplier.value * adv_c  # Eq. 41

@@ -45,7 +45,7 @@ def test_scripts_share_all_that_is_not_their_method(other):
     # Where costs end is the method's, and the scale of advantages; nothing else is its own here.
     advantages = differing(first["4. Advantages"], second["4. Advantages"])
     own = "#", "ends = ", "spread_r, spread_c = adv_scale", "adv_c = adv_c * (spread_r / spread_c)"
-    own += "adv_c = adv_c * (buffer.is_trainable", "if args.rests(iteration):"
+    own += "adv_c = adv_c * (buffer.is_trainable", "if is_young:"
     own += ('if args.constraint != "accept" and not trainer.fits_marks:',)
     assert all(line.startswith(own) for line in advantages)
     setup = differing(first["Setup"], second["Setup"])
@@ -62,9 +62,9 @@ def test_scripts_share_the_defaults_of_all_arguments_that_they_share(scripts):
     for others in defaults[1:]:
         both = defaults[0].keys() & others.keys()
         assert len(both) > 25
-        # λ moves by a learned cost, by few labels at first; recipes are a script's own.
+        # λ moves by a learned cost; recipes are a script's own.
         differing = {name for name in both if defaults[0][name] != others[name]}
-        assert differing <= {"multiplier_cap", "multiplier_initial", "multiplier_lr", "recipes"}
+        assert differing <= {"multiplier_cap", "multiplier_lr", "recipes"}
 
 
 def test_the_diff_with_the_flagship_can_be_read_in_one_sitting():

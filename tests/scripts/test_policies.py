@@ -134,7 +134,7 @@ def test_policies_that_are_old_in_a_run_that_was_extended_are_no_candidates():
 def test_a_run_leaves_the_policy_that_it_chose_and_goes_on_from_its_last(
     scripts, tmp_path, toy_dataset
 ):
-    args = small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=2000, seed=7)
+    args = small_pbcrl(scripts, tmp_path, toy_dataset, total_timesteps=2000, seed=1)
     folder = scripts.ppo_lag_pbcrl.train(args)
     chosen, number = summary(folder)["chosen_iteration"], args.num_iterations
     assert number - Candidates.NUMBER < chosen < number  # else this shows nothing
@@ -214,6 +214,10 @@ def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
 # -- A dead end ------------------------------------------------------------------------------------
 
 
+INITIAL = 1.0
+"""λ."""
+
+
 class Walking(Constant):
     """An agent that has noise, too."""
 
@@ -233,8 +237,7 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
     cap = max(3.0, args["multiplier_cap"])
-    multiplier = LagrangeMultiplier(lr=0.1, initial=0.1, cap=cap)
-    multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
+    multiplier = LagrangeMultiplier(lr=0.1, initial=INITIAL, cap=cap)
     dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, multiplier, say=said.append)
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
@@ -244,6 +247,7 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
         returns += [earned] * 2
         ended = np.stack([returns, np.zeros(len(returns))], 1)
         measured = None if iteration <= calm else 0.0
+        multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
         dead_end.update(iteration, measured, ended, 2, labelled=share)
     return agent, optimizer, said, multiplier, dead_end
 
@@ -262,6 +266,7 @@ def test_a_tenth_of_the_training_at_the_highest_price_is_a_dead_end():
     assert not is_afresh(walked([1.0] * 9))
     assert is_afresh(walked([0.1] * 10))
     assert is_afresh(walked([None] * 4 + [1.0] + [None] * 5))  # labels come in few iterations
+    assert not is_afresh(walked([1.0] + [None] * 10, calm=1))  # these are of before
     assert not is_afresh(walked([None] * 20))
     assert is_afresh(walked([None] * 15 + [1.0]))
     assert not is_afresh(walked([1.0] * 20, price=2.9))
@@ -273,22 +278,16 @@ def test_a_tenth_of_the_training_at_the_highest_price_is_a_dead_end():
     assert not is_afresh(walked([1.0] * 3, num_iterations=6))
 
 
-@pytest.mark.parametrize(
-    ("shares", "price"),
-    [
-        ([1.0] * 10, 3.0),
-        ([1.0] * 8 + [0.0] * 2, 3.0),  # 0.8, the least that is nearly all
-        ([1.0] * 7 + [0.9] + [0.0] * 2, 0.1),
-        ([1.0, 0.5] * 5, 0.1),
-        ([None] * 9 + [0.1], 0.1),
-    ],
-)
-def test_a_policy_that_starts_afresh_pays_little_at_first_save_where_nearly_all_is_unsafe(
-    shares, price
-):
-    *_, said, multiplier, _ = walked(shares)
+@pytest.mark.parametrize("options", [{}, {"price": 0.03, "earned": 0.9}])
+def test_with_a_policy_that_starts_afresh_begins_its_price(options):
+    """Whatever the labels said; and it is as young as the first one was."""
+    *_, said, multiplier, dead_end = walked([1.0] * 10, **options)
     assert len(said) == 1
-    assert multiplier.value == price
+    assert multiplier.value == INITIAL
+    assert dead_end.last_start == 10
+    *_, multiplier, dead_end = walked([1.0] * 9, **options)
+    assert multiplier.value == options.get("price", 3.0)
+    assert dead_end.last_start == 0
 
 
 def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
@@ -341,19 +340,18 @@ def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
     candidates.load_state_dict({"kept": {}, "left": {}})
     assert candidates.state_dict() == {"kept": {}, "within": {}}
     state = dead_end.state_dict()
-    assert len(state.pop("rounds")) == 5
+    assert state.pop("labelled") == 5
     dead_end.load_state_dict(state)
-    assert dead_end.state_dict() == {**state, "rounds": []}
+    assert dead_end.state_dict() == {**state, "labelled": 0}
 
 
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
     scripts, tmp_path, toy_dataset, save_every, monkeypatch, capsys
 ):
     save_every(1)
-    monkeypatch.setattr(DeadEnd, "SHARE", 0.25)  # so few labels say anything
     module = scripts.ppo_lag_pbcrl
     options = {"constraint": "rate", "cost_limit": 0.0}
-    options |= {"multiplier_initial": 1.0, "multiplier_cap": 1.0}  # no way leads on
+    options |= {"multiplier_cap": 1.0}  # no way leads on
     options |= {"online_queries": 40, "total_timesteps": 4800}
 
     def make(name):
