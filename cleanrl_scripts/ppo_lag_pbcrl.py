@@ -528,7 +528,7 @@ def train(args: Args) -> Path:
             measured, allowed = constraint.measure(
                 answers, learned, cost_model.learned_limit, by_marks=trainer.fits_marks
             )
-            is_young = args.rests(iteration - dead_end.last_start)
+            is_young = args.rests(iteration - dead_end.new_price)
             if args.constraint != "accept" and is_young:
                 measured = None  # λ rests; what is said of a whole batch needs no learned cost
             watched = monitor.update(iteration, answers, finished, learned, measured)

@@ -160,14 +160,16 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; the learned cost and the noise stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    that keeps a high λ at work: it grew up under a cost that knew little, goes from one thing that
-    is not known yet to the next, and forgets its task. Afresh, under what all labels have told by
-    now, it may do well where it did not. *Worse than untrained* is one that earns less than in its
-    first episodes: it fled a high price into a corner, and stays there when λ has fallen. Where
-    nearly all of those episodes were labelled unsafe, it may have to earn less. Either, for a fifth
-    of the training, gets its nets' first weights back, and λ is as at first: the second once, the
-    first as often as it holds, in the first half of the training: a policy has the rest for a
-    better way. It applies to `--constraint rate`.
+    that keeps λ high for a fifth of the training: it grew up under a cost that knew little, goes
+    from one thing that is not known yet to the next, and forgets its task. Afresh, under what all
+    labels have told by now, and with λ as at first, it may do well where it did not. Where nearly
+    all labels say unsafe, a tenth is enough, and λ stays: a pendulum that swings up too fast is too
+    fast for longer if it slows down a little, and with a low price it would again. *Worse than
+    untrained* is one that earns less than in its first episodes for a tenth of the training: it
+    fled a high price into a corner, and stays there when λ has fallen. Where nearly all of those
+    episodes were labelled unsafe, it may have to earn less. Either gets its nets' first weights
+    back: the second once, the first as often as it holds, in the first half of the training. A
+    policy has the rest for a better way. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -195,18 +197,20 @@ class DeadEnd:
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
-        self._long = max(4, self._total / 5)  # iterations
+        self._long = max(4, self._total / 10)  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
         # Of either kind: iterations in a row, and the last after which it started afresh, or 0.
         self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
-        self._state |= {"labelled": 0}  # the last iteration that brought labels
+        self._state |= {"new_price": 0}  # the last after which λ was as at first
+        # Of the newest tenth of the training, while λ is high: iteration, share of unsafe labels.
+        self._rounds = list[tuple[int, float]]()
         self._first_unsafe: float | None = None  # share of the first episodes that have a label
 
     @property
-    def last_start(self) -> int:
-        """The iteration after which the policy last started afresh; 0 if it never did."""
-        return max(self._state["after_unsafe"], self._state["after_worse"])
+    def new_price(self) -> int:
+        """The last iteration after which the policy started afresh with its first λ, or 0."""
+        return self._state["new_price"]
 
     def update(
         self,
@@ -230,47 +234,47 @@ class DeadEnd:
             self._first_unsafe = labelled
         if not self._applies or measured is None:
             return
+        is_dear = self._multiplier.value >= self._dear * (1 - 1e-6)  # rounding
         if labelled is not None:
-            self._state["labelled"] = iteration
+            self._rounds.append((iteration, labelled))
+        oldest = iteration - self._long
+        self._rounds = [one for one in self._rounds if is_dear and one[0] > oldest]
         if num_new == 0:
             return
+        shares = [share for _, share in self._rounds]  # without any nothing new is known
+        is_hopeless = bool(shares) and float(np.mean(shares)) >= self.SHARE
+        self._count("unsafe", is_dear)
+        if shares and self._state["unsafe"] >= self._long * (1 if is_hopeless else 2):
+            why = f"λ was at {self._dear:g} or above"
+            self._start(iteration, "unsafe", why, has_new_price=not is_hopeless)
         returns = ended[:, 0]
-        self._count(
-            iteration,
-            "unsafe",
-            self._multiplier.value >= self._dear * (1 - 1e-6),  # rounding
-            f"λ was at {self._dear:g} or above",
-            certain=self._state["labelled"] > iteration - self._long,  # else nothing new is known
-        )
-        self._count(
-            iteration,
-            "worse",
-            self._first_unsafe is not None
-            and self._first_unsafe < self.SHARE
-            and bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean()),
-            "it earned less than in its first episodes",
-        )
+        earns_less = bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean())
+        may = self._first_unsafe is None or self._first_unsafe >= self.SHARE
+        self._count("worse", earns_less and not may)
+        if self._state["worse"] >= self._long and not self._state["after_worse"]:
+            self._start(iteration, "worse", "it earned less than in its first episodes")
 
-    def _count(
-        self, iteration: int, kind: str, holds: bool, why: str, *, certain: bool = True
-    ) -> None:
-        """Start afresh if it has held for so long."""
-        state = self._state
-        state[kind] = state[kind] + 1 if holds else 0
-        is_spent = kind == "worse" and state["after_worse"] > 0
-        is_due = certain and state[kind] >= self._long and not is_spent
-        if not is_due or 2 * iteration > self._total:
+    def _count(self, kind: str, holds: bool) -> None:  # noqa: FBT001 - private
+        self._state[kind] = self._state[kind] + 1 if holds else 0
+
+    def _start(self, iteration: int, kind: str, why: str, *, has_new_price: bool = False) -> None:
+        """Start afresh, unless half of the training is over."""
+        if 2 * iteration > self._total:
             return
         with torch.no_grad():
             for name, weights in self._agent.named_parameters():
                 if name in self._first:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
-        self._multiplier.reset()
-        state |= {"unsafe": 0, "worse": 0, f"after_{kind}": iteration}
+        count = self._state[kind]
+        self._state |= {"unsafe": 0, "worse": 0, f"after_{kind}": iteration}
+        self._rounds = []
+        if has_new_price:
+            self._multiplier.reset()
+            self._state["new_price"] = iteration
         self._say(
-            f"iteration {iteration}: the policy starts afresh, since for a fifth of the training "
-            f"{why}; the learned cost stays"
+            f"iteration {iteration}: the policy starts afresh, since for {count} iterations {why}; "
+            "the learned cost stays"
         )
 
     def summary(self) -> dict[str, int | None]:
@@ -281,12 +285,13 @@ class DeadEnd:
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""
-        return {**self._state, "first_unsafe": self._first_unsafe}
+        return {**self._state, "first_unsafe": self._first_unsafe, "rounds": self._rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         self._state = {name: state.get(name, 0) for name in self._state}
         self._first_unsafe = state["first_unsafe"]
+        self._rounds = [(int(at), float(share)) for at, share in state.get("rounds", ())]
 
 
 def choose_policy(
