@@ -254,7 +254,7 @@ class DeadEnd:
         if self._state["worse"] >= self._long and not self._state["after_worse"]:
             self._start(iteration, "worse", "it earned less than in its first episodes")
 
-    def _count(self, kind: str, holds: bool) -> None:  # noqa: FBT001 - private
+    def _count(self, kind: str, holds: bool) -> None:
         self._state[kind] = self._state[kind] + 1 if holds else 0
 
     def _start(self, iteration: int, kind: str, why: str, *, has_new_price: bool = False) -> None:
