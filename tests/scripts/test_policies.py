@@ -259,52 +259,68 @@ def is_afresh(found):
     return bool(said)
 
 
-def test_a_fifth_of_the_training_at_the_highest_price_is_a_dead_end():
+def test_a_high_price_for_a_fifth_of_the_training_is_a_dead_end():
     """Whatever the model says: the share that is measured with it is 0 here."""
-    assert is_afresh(walked([1.0] * 20))
-    assert "iteration 20: the policy starts afresh" in walked([0.0] * 9 + [1.0] * 13)[2][0]
-    assert not is_afresh(walked([1.0] * 19))
+    assert is_afresh(walked([0.5] * 20))
+    assert "iteration 20: the policy starts afresh" in walked([0.5] * 22)[2][0]
+    assert not is_afresh(walked([0.5] * 19))
     assert is_afresh(walked([0.1] * 20))
-    assert is_afresh(walked([None] * 4 + [1.0] + [None] * 15))  # labels come in few iterations
-    assert not is_afresh(walked([1.0] + [None] * 20, calm=1))  # these are of before
+    assert is_afresh(walked([None] * 14 + [0.5] + [None] * 5))  # labels come in few iterations
+    assert not is_afresh(walked([0.5] + [None] * 30))  # these are of before
     assert not is_afresh(walked([None] * 40))
-    assert is_afresh(walked([None] * 30 + [1.0]))
-    assert not is_afresh(walked([1.0] * 40, price=2.9))
-    assert is_afresh(walked([1.0] * 40, price=np.nextafter(3.0, 0.0)))
-    assert is_afresh(walked([1.0] * 40, multiplier_cap=30.0))  # λ goes on, but slowly
-    assert is_afresh(walked([1.0] * 40, price=2.9, multiplier_cap=2.9))
-    assert not is_afresh(walked([1.0] * 61, calm=31))  # too late for a new way
-    assert is_afresh(walked([1.0] * 4, num_iterations=12))
-    assert not is_afresh(walked([1.0] * 3, num_iterations=6))
+    assert is_afresh(walked([None] * 30 + [0.5]))
+    assert not is_afresh(walked([0.5] * 40, price=2.9))
+    assert is_afresh(walked([0.5] * 40, price=np.nextafter(3.0, 0.0)))
+    assert is_afresh(walked([0.5] * 40, multiplier_cap=30.0))  # λ goes on, but slowly
+    assert is_afresh(walked([0.5] * 40, price=2.9, multiplier_cap=2.9))
+    assert not is_afresh(walked([0.5] * 61, calm=31))  # too late for a new way
+    assert is_afresh(walked([0.5] * 8, num_iterations=16))
+    assert not is_afresh(walked([0.5] * 7, num_iterations=6))
 
 
-@pytest.mark.parametrize("options", [{}, {"price": 0.03, "earned": 0.9}])
-def test_with_a_policy_that_starts_afresh_begins_its_price(options):
-    """Whatever the labels said; and it is as young as the first one was."""
-    *_, said, multiplier, dead_end = walked([1.0] * 20, **options)
+def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
+    assert is_afresh(walked([1.0] * 10))
+    assert "iteration 12: the policy starts afresh" in walked([0.0] * 4 + [1.0] * 8)[2][0]
+    assert not is_afresh(walked([1.0] * 9))
+    assert is_afresh(walked([1.0] * 8 + [0.0] * 2))  # 0.8, the least that is nearly all
+    assert not is_afresh(walked([1.0] * 7 + [0.9] + [0.0] * 2))
+    assert not is_afresh(walked([1.0] * 61, calm=41))
+
+
+@pytest.mark.parametrize(
+    ("shares", "options", "price", "new_price"),
+    [
+        ([0.5] * 20, {}, INITIAL, 20),
+        ([None] * 19 + [0.1], {}, INITIAL, 20),
+        ([1.0] * 10, {}, 3.0, 0),  # with a low price it would be as before
+        ([0.0] * 10, {"price": 0.03, "earned": 0.9}, 0.03, 0),
+    ],
+)
+def test_the_price_begins_anew_where_labels_say_that_some_are_safe(
+    shares, options, price, new_price
+):
+    """Then it rests, as for the first policy."""
+    *_, said, multiplier, dead_end = walked(shares, **options)
     assert len(said) == 1
-    assert multiplier.value == INITIAL
-    assert dead_end.last_start == 20
-    *_, multiplier, dead_end = walked([1.0] * 19, **options)
-    assert multiplier.value == options.get("price", 3.0)
-    assert dead_end.last_start == 0
+    assert multiplier.value == price
+    assert dead_end.new_price == new_price
 
 
-def test_a_fifth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
-    assert is_afresh(walked([0.0] * 20, price=0.03, earned=0.9))
+def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
+    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9))
     assert (
         "it earned less than in its first episodes"
-        in walked([0.0] * 20, price=0.03, earned=0.9)[2][0]
+        in walked([0.0] * 10, price=0.03, earned=0.9)[2][0]
     )
-    assert is_afresh(walked([0.3] * 20, price=0.03, earned=-5.0))  # safe or not
-    assert not is_afresh(walked([0.0] * 19, price=0.03, earned=0.9))
+    assert is_afresh(walked([0.3] * 10, price=0.03, earned=-5.0))  # safe or not
+    assert not is_afresh(walked([0.0] * 9, price=0.03, earned=0.9))
     assert not is_afresh(walked([0.0] * 50, price=0.03, earned=1.0))
-    assert not is_afresh(walked([0.0] * 61, price=0.03, earned=0.9, calm=31))
+    assert not is_afresh(walked([0.0] * 61, price=0.03, earned=0.9, calm=41))
 
 
 def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
     """Eight tenths of the first episodes or more were labelled unsafe, or none had a label."""
-    assert is_afresh(walked([0.0] * 20, price=0.03, earned=0.9, first=0.79))
+    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9, first=0.79))
     assert not is_afresh(walked([0.0] * 50, price=0.03, earned=0.9, first=0.8))
     assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
 
@@ -319,15 +335,16 @@ def test_where_labels_move_no_price_nothing_is_a_dead_end(options):
 def test_a_policy_that_is_unsafe_starts_afresh_as_often_as_it_comes_to_a_dead_end():
     """The start does not count for the next; in the second half of training there is none."""
     _, _, said, _, dead_end = walked([1.0] * 100)
-    assert [int(line.split()[1].rstrip(":")) for line in said] == [20, 40]
-    assert dead_end.summary() == {"afresh_unsafe": 40, "afresh_worse": None}
-    assert walked([1.0] * 19)[-1].summary() == {"afresh_unsafe": None, "afresh_worse": None}
+    assert [int(line.split()[1].rstrip(":")) for line in said] == [10, 20, 30, 40, 50]
+    assert dead_end.summary() == {"afresh_unsafe": 50, "afresh_worse": None}
+    assert len(walked([0.5] * 100)[2]) == 2
+    assert walked([1.0] * 9)[-1].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
 def test_a_policy_that_earns_less_starts_afresh_once():
     agent, _, said, _, dead_end = walked([0.0] * 50, price=0.03, earned=0.9)
     assert len(said) == 1
-    assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 20}
+    assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 10}
     ended = np.ones((20, 2))
     for iteration in range(51, 60):
         nn.init.constant_(agent.action, 5.0)
@@ -340,9 +357,9 @@ def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
     candidates.load_state_dict({"kept": {}, "left": {}})
     assert candidates.state_dict() == {"kept": {}, "within": {}}
     state = dead_end.state_dict()
-    assert state.pop("labelled") == 5
+    assert (len(state.pop("rounds")), state.pop("new_price")) == (5, 0)
     dead_end.load_state_dict(state)
-    assert dead_end.state_dict() == {**state, "labelled": 0}
+    assert dead_end.state_dict() == {**state, "new_price": 0, "rounds": []}
 
 
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
