@@ -81,7 +81,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_REST = "bd231d3", "15f211e"
+SINCE_REST = "bd231d3", "15f211e", "334a503", "f07999b", "b61c450", "437b046"
 """Commits by which λ rests first by `learned`, too."""
 
 SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", *SINCE_REST
