@@ -249,8 +249,8 @@ class DeadEnd:
             self._start(iteration, "unsafe", why, has_new_price=not is_hopeless)
         returns = ended[:, 0]
         earns_less = bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean())
-        may = self._first_unsafe is None or self._first_unsafe >= self.SHARE
-        self._count("worse", earns_less and not may)
+        was_safe_too = self._first_unsafe is not None and self._first_unsafe < self.SHARE
+        self._count("worse", earns_less and was_safe_too)
         if self._state["worse"] >= self._long and not self._state["after_worse"]:
             self._start(iteration, "worse", "it earned less than in its first episodes")
 
