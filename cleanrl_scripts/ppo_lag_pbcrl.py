@@ -132,7 +132,8 @@ class Args(utils.RunArgs):
 
     def rests(self, iterations: int) -> bool:
         """Whether a policy has been trained too little for its λ to move: so it learns its task."""
-        return 10 * (iterations - 1) < self.num_iterations
+        has_limit = self.constraint == "learned" and self.offline_queries > 0
+        return not has_limit and 10 * (iterations - 1) < self.num_iterations
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""

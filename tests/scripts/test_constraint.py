@@ -250,9 +250,9 @@ def test_in_the_first_tenth_costs_have_no_price_before_there_are_labels_of_both_
 
 @pytest.mark.parametrize(
     ("constraint", "offline_queries", "resting"),
-    [("rate", 0, 2), ("learned", 0, 2), ("accept", 0, 0), ("learned", 100, 2)],
+    [("rate", 0, 2), ("learned", 0, 2), ("accept", 0, 0), ("rate", 100, 2), ("learned", 100, 0)],
 )
-def test_lambda_rests_in_the_first_tenth_unless_batches_move_it(
+def test_lambda_rests_in_the_first_tenth_unless_batches_or_a_limit_of_offline_labels_move_it(
     script, make_args, constraint, offline_queries, resting
 ):
     """Two iterations of twelve begin in it. Each has a batch of twelve episodes."""
