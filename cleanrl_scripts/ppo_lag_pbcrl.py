@@ -132,6 +132,7 @@ class Args(utils.RunArgs):
 
     def rests(self, iterations: int) -> bool:
         """Whether a policy has been trained too little for its λ to move: so it learns its task."""
+        # Offline labels have told the limit that `learned` goes by.
         has_limit = self.constraint == "learned" and self.offline_queries > 0
         return not has_limit and 10 * (iterations - 1) < self.num_iterations
 

@@ -215,7 +215,7 @@ def test_every_file_of_a_run_is_listed(scripts, tmp_path, toy_dataset):
 
 
 INITIAL = 1.0
-"""λ."""
+"""λ at the start of a training."""
 
 
 class Walking(Constant):
