@@ -103,16 +103,18 @@ class UnsafeRate:
     r"""The share of fresh episodes that are unsafe must not exceed p*, by labels of some of them.
 
     A few labels tell a share badly; a model judges every episode, and errs. So its judgement of all
-    that ended in an iteration is corrected by its error on those that were labelled, before it
-    learned from them (a control variate, as in prediction-powered inference):
+    that ended in an iteration is corrected by how often it was right, and how often it missed what
+    is unsafe, among labelled ones, before it learned from them (post-stratification). With s the
+    share that it calls unsafe, Ĉ > b:
 
-    .. math:: P = \overline{1[Ĉ > b]} + \overline{1[unsafe] - 1[Ĉ > b]}
+    .. math:: P = s \, P(unsafe | called unsafe) + (1 - s) \, P(unsafe | called safe)
 
-    The second mean is over the last `MEMORY` labels or so, and fades in some twenty iterations: the
-    model has learned from its errors since, and the policy is another one. It is drawn to 0 as if
-    there were `PRIOR` labels more that found the model right. So whatever the model, P has hardly
-    any bias where there are many labels, and the less the model errs, the less noise. While no
-    model has judged labelled episodes, P is their share, in labelling rounds alone.
+    Both are of recent labels: a weight fades in some fifty iterations, and while twenty newer
+    labels come, or 2 / p* where that is more, as a small share takes more labels to tell. They are
+    drawn to what the model says: the first as if one label more had found it right, the second as
+    if 1 / p* more had, so that one unsafe label alone never says more than p*. So whatever the
+    model, P has hardly any bias where there are many labels, and the less the model errs, the less
+    noise. While no model has judged labelled episodes, P is their share, in labelling rounds alone.
     An unsafe label that surprised the model counts once a second look confirmed it
     (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
@@ -136,15 +138,13 @@ class UnsafeRate:
     """
 
     max_rate: float
-    error_sum: float = field(default=0.0, init=False, repr=False)
-    """Of labels, 1 unsafe, minus what the model said, by weight."""
-    error_weight: float = field(default=0.0, init=False, repr=False)
-    """Σ of the weights."""
+    judged: NDArray[np.float64] = field(
+        default_factory=lambda: np.zeros((2, 2)), init=False, repr=False
+    )
+    """As `Answers.judged`, by weight."""
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = True
-    MEMORY: ClassVar[float] = 20.0  # labels
-    KEPT: ClassVar[float] = 0.95  # of the weight of a label, an iteration later
-    PRIOR: ClassVar[float] = 3.0  # labels that found the model right
+    KEPT: ClassVar[float] = 0.98  # of the weight of a label, an iteration later
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -162,17 +162,16 @@ class UnsafeRate:
         by_marks: bool = False,
     ) -> tuple[float | None, float]:
         """What stands for P, with late labels; and p*."""
-        kept = self.KEPT * math.exp(-answers.num_judged / self.MEMORY)
-        self.error_sum, self.error_weight = kept * self.error_sum, kept * self.error_weight
-        if answers.model_error is not None:
-            self.error_sum += answers.num_judged * answers.model_error
-            self.error_weight += answers.num_judged
-        if not self.error_weight or not len(learned_costs):
+        memory = max(20, 2 / self.max_rate)
+        kept = self.KEPT * math.exp(-answers.judged.sum() / memory)
+        self.judged = kept * self.judged + answers.judged
+        if not self.judged.any() or not len(learned_costs):
             return answers.unsafe_rate, self.max_rate
-        predicted = float((learned_costs > learned_limit).mean())
-        error = self.error_sum / (self.error_weight + self.PRIOR)
-        rate = min(max(predicted + error, 0.0), 1.0)
-        excess = rate / self.max_rate - 1
+        (called_safe, missed), (false_alarms, found) = self.judged.tolist()
+        right = (found + 1) / (false_alarms + found + 1)
+        wrong = missed / (called_safe + missed + 1 / self.max_rate)
+        called_unsafe = float((learned_costs > learned_limit).mean())
+        excess = (called_unsafe * right + (1 - called_unsafe) * wrong) / self.max_rate - 1
         if excess < 0 < learned_limit:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
             if cost < learned_limit:
@@ -181,13 +180,13 @@ class UnsafeRate:
             excess = max(excess, float(learned_costs.mean()) / learned_limit - 1)
         return self.max_rate * (1 + excess), self.max_rate
 
-    def state_dict(self) -> dict[str, float]:
-        """What is known of the model's error."""
-        return {"error_sum": self.error_sum, "error_weight": self.error_weight}
+    def state_dict(self) -> dict[str, Any]:
+        """How the model's judgements and the labels agreed."""
+        return {"judged": self.judged.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        self.error_sum, self.error_weight = state["error_sum"], state["error_weight"]
+        self.judged = np.array(state["judged"])
 
 
 @final

@@ -54,13 +54,12 @@ class Answers:
     unsafe_rate: float | None = None
     """Share labelled unsafe of the trajectories in them and in grids that were shown for the first
     time, each counted once, in [0, 1]; None if none of these has a safety label."""
-    model_error: float | None = None
-    """Share labelled unsafe of the judged trajectories minus the share that the model judged unsafe
-    before it learned from these labels, in [-1, 1]; None if none was judged."""
-    num_judged: int = 0
-    """How many trajectories that is about: those with a safety label, once another label has taught
-    the model, in a pair or a grid. One labelled unsafe that the model judged safe is not among them
-    before a second look confirmed or withdrew that."""
+    judged: NDArray[np.float64] = field(default_factory=lambda: np.zeros((2, 2)))
+    """How many trajectories the model called safe (row 0) and unsafe (row 1) before it learned from
+    these labels, and labels safe (column 0) and unsafe (column 1). float64 (2, 2); one with labels
+    of both kinds is in both columns in part. They are those with a safety label, once another label
+    has taught the model, in a pair or a grid. One labelled unsafe that the model called safe is not
+    among them before a second look confirmed or withdrew that."""
     num_late: int = 0
     """How many of the pairs show episodes of an older policy: those asked about before the newest
     round that asked about pairs."""
@@ -239,7 +238,7 @@ class FeedbackLoop:
             due: Online queries since the beginning, such as
                 `online_queries * iteration // num_iterations`. A batch counts as half as many as it
                 shows episodes.
-            model: What has been learned so far. It judges the labelled episodes (`model_error`),
+            model: What has been learned so far. It judges the labelled episodes (`judged`),
                 and an episode that it wrongly calls safe is shown once more. A `select` may look
                 at it, too. None asks for no second look.
             batch: Episodes per batch; 0 shows none.
@@ -514,15 +513,13 @@ class FeedbackLoop:
         # A model that no label has taught yet says nothing of one that these have.
         if len(self.buffer) == len(labels):
             model = None
-        errors = self._errors(shown, unsafe, is_first, model=model)
-        in_grids, errors_there = self._judged_in_grids(list(of_grids), grids, model=model)
-        errors = np.concatenate([errors, errors_there])
+        judged = self._judged_in_pairs(shown, unsafe, is_first, model=model)
+        in_grids, judged_there = self._judged_in_grids(list(of_grids), grids, model=model)
         drawn = np.concatenate([unsafe[is_first], in_grids])
         return Answers(
             pairs=new,
             unsafe_rate=float(drawn.mean()) if len(drawn) else None,
-            model_error=float(errors.mean()) if len(errors) else None,
-            num_judged=len(errors),
+            judged=judged + judged_there,
             num_late=self._num_late(new),
             batch=batch,
             batch_shown=batch_shown,
@@ -543,7 +540,7 @@ class FeedbackLoop:
         looked_again = pairs[new].min(axis=1)[asked_in[:, 0] != asked_in[:, 1]]
         return is_first, is_first | np.isin(shown, looked_again)
 
-    def _errors(
+    def _judged_in_pairs(
         self,
         shown: NDArray[np.int64],
         unsafe: NDArray[np.float64],
@@ -551,20 +548,20 @@ class FeedbackLoop:
         *,
         model: LearnedCost | None,
     ) -> NDArray[np.float64]:
-        """What was labelled minus what the model said, 1 unsafe; keep what is to be seen again."""
+        """Count what the model called them and what labels do; keep what is to be seen again."""
         if model is None or not len(shown):
-            return np.empty(0)
+            return np.zeros((2, 2))
         costs = model.score([self.buffer.trajectories[i] for i in shown.tolist()])
         unlike = costs > model.learned_limit  # as a constraint judges those without a label
         called = np.where(is_first, unlike, False)  # at the first look it was safe
         surprising = is_first & (unsafe > called)
         self._surprises += [i for i in shown[surprising].tolist() if i not in self._surprises]
-        return (unsafe - called)[~surprising]
+        return _counts(called[~surprising], unsafe[~surprising])
 
     def _judged_in_grids(
         self, numbers: Sequence[int], grids: Sequence[GridLabel], *, model: LearnedCost | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What was labelled of the episodes in grids, 1 unsafe, and that minus what the model said.
+        """What was labelled of the episodes in grids, 1 unsafe, and counts as `Answers.judged`.
 
         Those that the model had called safe, and the grid unsafe, are kept for the next pairs, the
         newest first, and do not count among the second before.
@@ -574,13 +571,13 @@ class FeedbackLoop:
         given = np.flatnonzero(~np.isnan(unsafe))
         unsafe = unsafe[given]
         if model is None or not len(given):
-            return unsafe, np.empty(0)
+            return unsafe, np.zeros((2, 2))
         episodes = [episodes[i] for i in given.tolist()]
         called = model.score(episodes) > model.learned_limit
         missed = unsafe > called
         found = [one for one, is_missed in zip(episodes, missed, strict=True) if is_missed]
         self._missed = [*found, *self._missed][:GRID]
-        return unsafe, (unsafe - called)[~missed]
+        return unsafe, _counts(called[~missed], unsafe[~missed])
 
     def _num_late(self, positions: NDArray[np.int64]) -> int:
         """How many labelled pairs were asked about before the newest questions about pairs.
@@ -656,6 +653,12 @@ class FeedbackLoop:
                 )
             trajectories += found
         return trajectories
+
+
+def _counts(called: NDArray[Any], unsafe: NDArray[np.float64]) -> NDArray[np.float64]:
+    """As `Answers.judged`: what a model called episodes, 1 unsafe, and their shares of labels."""
+    labels = np.stack([1 - unsafe, unsafe], axis=1)
+    return np.stack([labels[called == 0].sum(axis=0), labels[called == 1].sum(axis=0)])
 
 
 def _stored(path: Path, trajectories: list[Trajectory]) -> list[Trajectory]:

@@ -1,5 +1,6 @@
 """What moves λ: numbers by hand, and that λ goes up exactly where the constraint is broken."""
 
+import json
 import math
 
 import numpy as np
@@ -39,50 +40,69 @@ def test_without_a_model_the_unsafe_rate_is_that_of_labels():
     assert constraint.measure(Answers(), np.array([9.0]), 3.0) == (None, 0.2)
 
 
-def labelled(unsafe_rate, predicted_rate, number):
-    return Answers(
-        np.arange(4),
-        unsafe_rate=unsafe_rate,
-        model_error=unsafe_rate - predicted_rate,
-        num_judged=number,
-    )
+def judged(*, right=0.0, missed=0.0, false_alarms=0.0, found=0.0):
+    """What the model called safe, labelled safe and unsafe; what it called unsafe, likewise."""
+    return Answers(judged=np.array([[right, missed], [false_alarms, found]]))
 
 
-def test_what_the_model_says_of_all_episodes_is_corrected_by_its_error_on_labelled_ones():
-    """It calls 2 of 4 unsafe, and called 3 of 12 so where 6 were: 3 errors of 12, and 3 as none.
+def test_what_the_model_says_of_all_episodes_is_corrected_by_its_errors_on_labelled_ones():
+    """It calls a quarter unsafe. 3 + 1 of 4 + 1 alarms were right; it missed 2 of 8 + 5.
 
-    Each iteration takes a twentieth of the weight, each label by the newer ones as well.
+    Each iteration takes a fiftieth of the weight, each label by the newer ones as well.
     """
     constraint = UnsafeRate(0.2)
-    costs = np.array([1.0, 2.0, 5.0, 9.0])
-    assert constraint.measure(labelled(0.5, 0.25, 12), costs, 3.0) == (
-        pytest.approx(0.5 + 3 / 15),
-        0.2,
-    )
+    costs = np.array([1.0, 2.0, 2.5, 9.0])
+    labels = judged(right=6, missed=2, false_alarms=1, found=3)
+    rate, allowed = constraint.measure(labels, costs, 3.0)
+    assert (rate, allowed) == (pytest.approx(0.25 * 4 / 5 + 0.75 * 2 / 13), 0.2)
     rate, _ = constraint.measure(Answers(), costs, 3.0)
-    assert rate == pytest.approx(0.5 + 0.95 * 3 / (0.95 * 12 + 3))
-    rate, _ = constraint.measure(labelled(0.5, 0.5, 10), costs, 3.0)  # an exact one
-    kept = 0.95**2 * math.exp(-10 / 20)
-    assert rate == pytest.approx(0.5 + kept * 3 / (kept * 12 + 10 + 3))
+    assert rate == pytest.approx(0.25 * (2.94 + 1) / (3.92 + 1) + 0.75 * 1.96 / (7.84 + 5))
+    rate, _ = constraint.measure(judged(right=10), costs, 3.0)
+    kept = 0.98**2 * math.exp(-10 / 20)
+    right, wrong = (kept * 3 + 1) / (kept * 4 + 1), kept * 2 / (kept * 8 + 10 + 5)
+    assert rate == pytest.approx(0.25 * right + 0.75 * wrong)
     assert constraint.measure(Answers(), NONE, 3.0) == (None, 0.2)
 
 
+def test_a_small_share_is_told_by_more_labels():
+    """By p* = 0.02 a hundred labels take 1 - 1/e of the weight, and not twenty."""
+    constraint = UnsafeRate(0.02)
+    constraint.measure(judged(right=49, missed=1), NONE, 3.0)
+    rate, _ = constraint.measure(judged(right=100), np.zeros(4), 3.0)
+    kept = 0.98 * math.exp(-1)
+    assert rate == pytest.approx(kept / (kept * 50 + 100 + 50))
+
+
+@pytest.mark.parametrize("max_rate", [0.02, 0.35])
+def test_one_unsafe_label_alone_says_no_more_than_what_is_allowed(max_rate):
+    rate, allowed = UnsafeRate(max_rate).measure(judged(missed=1), np.zeros(4), 3.0)
+    assert rate == pytest.approx(1 / (1 + 1 / max_rate))
+    assert rate < allowed
+
+
+def test_what_calls_safe_episodes_unsafe_does_not_hold_a_safe_policy_back():
+    """Eight of ten alarms were false: of the fifth that it calls unsafe 3 of 11 are."""
+    labels = judged(right=40, false_alarms=8, found=2)
+    rate, allowed = UnsafeRate(0.1).measure(labels, np.array([1.0, 1, 1, 1, 5]), 3.0)
+    assert rate == pytest.approx(0.2 * 3 / 11)
+    assert rate < allowed
+
+
 @pytest.mark.parametrize(
-    ("costs", "error", "measured"),
+    ("costs", "labels", "measured"),
     [
-        ([7.0, 7.0], 0.0, 0.7),  # all are safe, by three tenths: 1 - 0.3 in the place of 0
-        ([9.9, 9.9], 0.0, 0.8),  # by a hundredth: a fifth of e counts
-        ([-9.0, 9.0], 0.0, 0.8),  # the cost that a fifth of the episodes exceed
-        ([-9.0, -9.0], 0.0, 0.0),  # no more than P says
-        ([10.1, 10.1], 0.0, 5.0),  # all are unsafe, by whatever it may be
-        ([7.0, 7.0], 0.6, 3.0),  # the model errs, labels say 0.6
-        ([12.0, 12.0], -0.9, 0.5),
+        ([7.0, 7.0], judged(right=5), 0.7),  # all are safe, by three tenths: 1 - 0.3 in place of 0
+        ([9.9, 9.9], judged(right=5), 0.8),  # by a hundredth: a fifth of e counts
+        ([-9.0, 9.0], judged(right=5), 0.8),  # the cost that a fifth of the episodes exceed
+        ([-9.0, -9.0], judged(right=5), 0.0),  # no more than P says
+        ([10.1, 10.1], judged(right=5), 5.0),  # all are unsafe, by whatever it may be
+        ([7.0, 7.0], judged(missed=7.5), 3.0),  # the model errs, labels say 7.5 of 12.5
+        ([12.0, 12.0], judged(false_alarms=9), 0.5),
     ],
 )
-def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, error, measured):
+def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, labels, measured):
     """Of p* = 0.2 and of a learned limit of 10; measured is in units of p*."""
-    answers = Answers(model_error=error * 1.3, num_judged=10)  # and 3 that found it right
-    found, allowed = UnsafeRate(0.2).measure(answers, np.array(costs), 10.0)
+    found, allowed = UnsafeRate(0.2).measure(labels, np.array(costs), 10.0)
     assert (found / allowed, allowed) == (pytest.approx(measured), 0.2)
 
 
@@ -98,15 +118,21 @@ def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, 
 )
 def test_by_marks_the_mean_learned_cost_must_be_within_the_limit_too(costs, by_labels, by_marks):
     """In units of p* = 0.05, with a learned limit of 10."""
-    answers = Answers(model_error=0.0, num_judged=10)
+    answers = judged(right=10)
     for expected, known in ((by_labels, False), (by_marks, True)):
         found, _ = UnsafeRate(0.05).measure(answers, np.array(costs), 10.0, by_marks=known)
         assert found / 0.05 == pytest.approx(expected)
 
 
 def test_a_network_whose_limit_is_0_has_no_relative_excess():
-    answers = Answers(model_error=0.0, num_judged=10)
-    assert UnsafeRate(0.2).measure(answers, np.array([0.1, 0.1]), 0.0) == (1.0, 0.2)
+    found, _ = UnsafeRate(0.2).measure(judged(right=10), np.array([0.1, 0.1]), 0.0)
+    assert found == pytest.approx(1.0)
+
+
+def counted(said, unsafe):
+    return Answers(
+        judged=np.array([[np.sum((said == i) & (unsafe == j)) for j in (0, 1)] for i in (0, 1)])
+    )
 
 
 def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_than_labels():
@@ -116,10 +142,9 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
     for _ in range(4_000):
         unsafe = rng.random(200) < 0.3
         said = unsafe ^ (rng.random(200) < 0.1)
-        shares = unsafe[:20].mean(), said[:20].mean()
-        rate, _ = constraint.measure(labelled(*shares, 20), said.astype(float), 0.5)
+        rate, _ = constraint.measure(counted(said[:20], unsafe[:20]), said.astype(float), 0.5)
         corrected.append(rate)
-        by_labels.append(shares[0])
+        by_labels.append(unsafe[:20].mean())
     assert abs(np.mean(corrected) - 0.3) < 0.005
     assert abs(said.mean() - 0.3) > 0.03  # the model alone is wrong: 0.34
     assert np.std(corrected) < 0.6 * np.std(by_labels)
@@ -127,9 +152,10 @@ def test_whatever_the_model_says_the_corrected_rate_is_unbiased_and_steadier_tha
 
 def test_what_is_known_of_the_model_outlives_the_process():
     old, new = UnsafeRate(0.2), UnsafeRate(0.2)
-    old.measure(labelled(0.5, 0.25, 8), NONE, 3.0)
-    new.load_state_dict(old.state_dict())
-    assert new == old
+    old.measure(judged(right=5, missed=1, found=2), NONE, 3.0)
+    new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    costs = np.array([1.0, 5.0])
+    assert new.measure(Answers(), costs, 3.0) == old.measure(Answers(), costs, 3.0)
     for stateless in (LearnedLimit(), Acceptance(10)):
         stateless.load_state_dict(stateless.state_dict())
 

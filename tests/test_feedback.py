@@ -177,16 +177,16 @@ def taught(oracle):
     loop = FeedbackLoop(oracle, PreferenceBuffer(), rng=rng())
     loop.add(episodes(7, 8))
     first = loop.round(1, model=Judge(5))
-    assert (first.model_error, first.num_judged) == (None, 0)  # nothing had been learned
+    assert not first.judged.any()  # nothing had been learned
     return loop
 
 
-def test_what_the_model_errs_by_is_labels_minus_its_judgement():
-    """It calls 1, 2 and 3 safe and 4 unsafe, which is safe: -1 of 4."""
+def test_what_the_model_calls_episodes_is_counted_by_what_labels_say():
+    """It calls 1, 2 and 3 safe and 4 unsafe, and all are safe."""
     loop = taught(SyntheticOracle(5))
     loop.add(episodes(1, 2, 3, 4))
     answers = loop.round(7, model=Judge(3.5))
-    assert (answers.model_error, answers.num_judged) == (-0.25, 4)
+    assert answers.judged.tolist() == [[3, 0], [1, 0]]
     assert answers.unsafe_rate == 0
 
 
@@ -219,12 +219,12 @@ def test_an_unsafe_label_that_surprises_counts_once_a_second_look_confirms_it():
     loop = taught(SyntheticOracle(3))
     loop.add(episodes(1, 4))
     answers = loop.round(2, model=Judge(5))
-    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.5, 0.0, 1)
+    assert (answers.unsafe_rate, answers.judged.tolist()) == (0.5, [[1, 0], [0, 0]])
     loop.add(episodes(2, 2.5))
     answers = loop.round(3, model=Judge(5))
     ((first, second),) = costs_of(loop.buffer, answers.pairs)
     assert {first, second} in ({4, 2}, {4, 2.5})
-    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.0, 0.5, 2)
+    assert (answers.unsafe_rate, answers.judged.tolist()) == (0.0, [[1, 1], [0, 0]])
     assert answers.num_late == 0  # it is beside a fresh one
     loop.add(episodes(1, 2))
     assert 4 not in costs_of(loop.buffer, loop.round(4, model=Judge(5)).pairs)[0]
@@ -245,32 +245,31 @@ class OneByOne(SyntheticOracle):
 def test_late_labels_of_an_episode_are_no_second_look_and_count_it_once():
     """Of three pairs of 1, 2 and 4 two show 4, and both are asked before it is known to be unsafe.
 
-    The model errs by 0 on 1, on 2 and on the fresh one, and by 1 on 4, by its second look alone.
+    The model is right on 1, on 2 and on the fresh one, and missed 4, by its second look alone.
     """
     loop = taught(OneByOne(3))
     loop.add(episodes(1, 2, 4))
     rounds = [loop.round(4, model=Judge(5))]
     assert 4 in costs_of(loop.buffer, rounds[0].pairs)[0]
-    assert (rounds[0].unsafe_rate, rounds[0].num_judged) == (0.5, 1)
+    assert (rounds[0].unsafe_rate, rounds[0].judged.tolist()) == (0.5, [[1, 0], [0, 0]])
     loop.add(episodes(2.2, 2.4))
     rounds += [loop.round(5, model=Judge(5)) for _ in range(3)]
     *earlier, last = rounds
     assert [4 in costs_of(loop.buffer, one.pairs)[0] for one in earlier].count(True) == 2
     assert 4 in costs_of(loop.buffer, last.pairs)[0]
-    assert (last.unsafe_rate, last.model_error, last.num_judged) == (0.0, 0.5, 2)
-    assert sum(one.num_judged for one in earlier) == 2
-    assert {one.model_error for one in earlier} <= {0.0, None}
+    assert (last.unsafe_rate, last.judged.tolist()) == (0.0, [[1, 1], [0, 0]])
+    assert sum(one.judged for one in earlier).tolist() == [[2, 0], [0, 0]]
 
 
 def test_a_mistake_that_a_second_look_withdraws_moves_nothing():
     loop = taught(Erring(5, 1))
     loop.add(episodes(1, 2))
     answers = loop.round(2, model=Judge(5))
-    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.5, 0.0, 1)
+    assert (answers.unsafe_rate, answers.judged.tolist()) == (0.5, [[1, 0], [0, 0]])
     loop.add(episodes(3, 4))
     answers = loop.round(3, model=Judge(5))
     assert 1 in costs_of(loop.buffer, answers.pairs)[0]
-    assert (answers.unsafe_rate, answers.model_error, answers.num_judged) == (0.0, 0.0, 2)
+    assert (answers.unsafe_rate, answers.judged.tolist()) == (0.0, [[2, 0], [0, 0]])
 
 
 def test_who_is_hardly_asked_is_asked_about_the_newest_episodes_and_a_checkpoint_has_room():
@@ -292,7 +291,7 @@ def test_a_second_look_is_within_the_budget_and_waits_for_a_fresh_episode():
     loop.add(episodes(1, 2))
     answers = loop.round(3, model=Judge(9))
     assert len(answers.pairs) == 1  # of two that wait
-    assert (answers.model_error, answers.num_judged) == (0.5, 2)
+    assert answers.judged.tolist() == [[1, 1], [0, 0]]
 
 
 def test_surprises_outlive_the_process(tmp_path):
@@ -310,7 +309,7 @@ def test_surprises_outlive_the_process(tmp_path):
     new.add(episodes(2, 2.5))
     answers = new.round(3, model=Judge(5))
     assert 4 in costs_of(new.buffer, answers.pairs)[0]
-    assert (answers.model_error, answers.num_judged) == (0.5, 2)
+    assert answers.judged.tolist() == [[1, 1], [0, 0]]
 
 
 # -- Answers ---------------------------------------------------------------------------------
@@ -588,20 +587,20 @@ def test_what_a_grid_finds_is_in_the_next_pairs_and_counts_once_it_is_confirmed(
     loop.add(episodes(*range(1, 13)))
     grid = loop.round(2, model=Judge(10.5), grids=True)
     assert (len(grid.pairs), grid.unsafe_rate) == (0, 7 / 12)
-    assert (grid.model_error, grid.num_judged) == (0.0, 7)  # of the others it is right
+    assert grid.judged.tolist() == [[5, 0], [0, 2]]  # of the others it is right
     loop.add(episodes(0.5, 1.5, 2.5, 3.5, 4.5, 0.25))
     next_pairs = loop.round(5, model=Judge(10.5))
     shown = [set(pair) for pair in costs_of(loop.buffer, next_pairs.pairs)]
     assert [len(pair & {6, 7, 8, 9, 10}) for pair in shown] == [1, 1, 1]
     assert [len(pair & {0.5, 1.5, 2.5, 3.5, 4.5, 0.25}) for pair in shown] == [1, 1, 1]
     assert next_pairs.unsafe_rate == 0  # the fresh ones alone were drawn by chance
-    assert (next_pairs.model_error, next_pairs.num_judged) == (3 / 6, 6)
+    assert next_pairs.judged.tolist() == [[3, 3], [0, 0]]
     loop.add(episodes(*np.linspace(0.1, 5, 8)))
     last = loop.round(8, model=Judge(10.5))
     shown += [set(pair) for pair in costs_of(loop.buffer, last.pairs)]
     assert [len(pair & {6, 7, 8, 9, 10}) for pair in shown] == [1, 1, 1, 1, 1, 0]
     assert set().union(*shown) > {6, 7, 8, 9, 10}
-    assert (last.unsafe_rate, last.model_error, last.num_judged) == (0, 2 / 6, 6)
+    assert (last.unsafe_rate, last.judged.tolist()) == (0, [[4, 2], [0, 0]])
 
 
 def test_what_was_found_comes_beside_a_fresh_episode():
@@ -623,11 +622,11 @@ def test_a_mistake_in_a_grid_is_withdrawn_by_the_pair():
     )
     loop.add(episodes(*[1] * 11, 3))
     grid = loop.round(2, model=Judge(5), grids=True)
-    assert (grid.unsafe_rate, grid.model_error, grid.num_judged) == (1 / 12, 0.0, 11)
+    assert (grid.unsafe_rate, grid.judged.tolist()) == (1 / 12, [[11, 0], [0, 0]])
     loop.add(episodes(2, 2.5))
     answers = loop.round(3, model=Judge(5))
     assert 3 in costs_of(loop.buffer, answers.pairs)[0]
-    assert (answers.model_error, answers.num_judged) == (0.0, 2)
+    assert answers.judged.tolist() == [[2, 0], [0, 0]]
 
 
 def test_grids_and_pairs_estimate_the_share_of_unsafe_episodes_without_bias():
@@ -651,7 +650,7 @@ def test_a_clip_of_a_grid_that_nobody_could_tell_counts_nowhere():
     loop = taught(SyntheticOracle(5, teacher=Teacher(skip_above=11)))
     loop.add(episodes(*range(1, 12), 12))
     answers = loop.round(2, model=Judge(5), grids=True)
-    assert (answers.unsafe_rate, answers.num_judged) == (6 / 11, 11)
+    assert (answers.unsafe_rate, answers.judged.tolist()) == (6 / 11, [[5, 0], [0, 6]])
 
 
 def test_grids_show_segments_where_pairs_do():
@@ -669,10 +668,10 @@ def test_late_answers_about_grids_are_judged_by_the_model_of_then():
     loop.oracle, before = DelayedOracle(SyntheticOracle(5), rounds=1), loop.oracle
     assert before.collect() == {}
     loop.add(episodes(*range(1, 13)))
-    assert loop.round(2, model=Judge(20), grids=True).num_judged == 0
+    assert not loop.round(2, model=Judge(20), grids=True).judged.any()
     assert loop.num_open == 1
     answers = loop.round(2, model=Judge(4), grids=True)
-    assert (answers.model_error, answers.num_judged, loop.num_open) == (-1 / 12, 12, 0)
+    assert (answers.judged.tolist(), loop.num_open) == ([[4, 0], [1, 7]], 0)
 
 
 def test_a_grid_beyond_the_budget_is_not_shown_and_one_that_is_refused_spends_nothing(tmp_path):

@@ -88,8 +88,9 @@ def run(kind: str, labels: int, rng: np.random.Generator) -> tuple[float, float]
             if accepted is not None:
                 logit += CASCADE * (2 * accepted - 1)
             rate.max_rate = 1 / (1 + math.exp(-logit))
-            wrong = shown.astype(float) - (judged[: len(shown)] > LIMIT)
-            corrected = Answers(model_error=float(wrong.mean()), num_judged=len(shown))
+            called = judged[: len(shown)] > LIMIT
+            counts = np.histogram2d(called, shown, bins=2, range=[(-0.5, 1.5), (-0.5, 1.5)])[0]
+            corrected = Answers(judged=counts)
             multiplier.update(*rate.measure(corrected, judged, LIMIT))
         means.append(math.exp(level + SPREAD**2 / 2))
         prices.append(multiplier.value)
