@@ -107,24 +107,28 @@ class UnsafeRate:
     is unsafe, among labelled ones, before it learned from them (post-stratification). With s the
     share that it calls unsafe, Ĉ > b:
 
-    .. math:: P = s \, P(unsafe | called unsafe) + (1 - s) \, P(unsafe | called safe)
+    .. math::
+        P = s \frac{found + 1}{found + false\ alarms + 1}
+        + (1 - s) \frac{missed}{missed + called\ safe\ rightly + 1 / p^*}
 
-    Both are of recent labels: a weight fades in some fifty iterations, and while twenty newer
-    labels come, or 2 / p* where that is more, as a small share takes more labels to tell. They are
-    drawn to what the model says: the first as if one label more had found it right, the second as
-    if 1 / p* more had, so that one unsafe label alone never says more than p*. So whatever the
-    model, P has hardly any bias where there are many labels, and the less the model errs, the less
-    noise. While no model has judged labelled episodes, P is their share, in labelling rounds alone.
-    An unsafe label that surprised the model counts once a second look confirmed it
-    (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
+    Found and false alarms were called unsafe, and labels said unsafe and safe. The counts are of
+    recent labels: a weight fades in some fifty iterations, and while twenty newer labels come, or
+    2 / p* where that is more, as a small share takes more labels to tell. One label more finds the
+    model right in what it calls unsafe, and 1 / p* more in what it calls safe: so a single episode
+    that it missed never makes the second fraction larger than p*. The fewer labels, the more P
+    leans on the model. If it misses all that is unsafe, and labels are as few as a person gives,
+    P is a half of the share. While no model has judged labelled episodes, P is their share, in
+    labelling rounds alone. An unsafe label that surprised the model counts once a second look
+    confirmed it (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
 
     Where episodes are alike, P is 0 or 1, and a price that follows it swings a policy between
-    haste and standing still. So λ falls no faster than learned costs are below their limit b. With
-    Q the learned cost that p* of the episodes exceed, the measure is
+    haste and standing still. So λ falls no faster than learned costs are below their limit b, but
+    at least a fifth as fast as P asks. With Q the learned cost that at most p* of the episodes
+    exceed, the measure is
 
     .. math:: p^* (1 + \max(e, \min(g, e / 5))), \quad e = P / p^* - 1, \quad g = Q / b - 1
 
-    where both e and g are negative, and P elsewhere.
+    where e is negative and b positive, and P elsewhere: a network's limit is 0.
 
     A share says nothing of how bad unsafe episodes are, and a policy that may be unsafe in one
     episode of twenty can cost many times the limit in the mean. By marks it is known how bad: then
@@ -161,12 +165,14 @@ class UnsafeRate:
         *,
         by_marks: bool = False,
     ) -> tuple[float | None, float]:
-        """What stands for P, with late labels; and p*."""
+        """What stands for P, with late labels, None if no episode tells; and p*."""
         memory = max(20, 2 / self.max_rate)
         kept = self.KEPT * math.exp(-answers.judged.sum() / memory)
         self.judged = kept * self.judged + answers.judged
-        if not self.judged.any() or not len(learned_costs):
+        if not self.judged.any():
             return answers.unsafe_rate, self.max_rate
+        if not len(learned_costs):
+            return None, self.max_rate
         (called_safe, missed), (false_alarms, found) = self.judged.tolist()
         right = (found + 1) / (false_alarms + found + 1)
         wrong = missed / (called_safe + missed + 1 / self.max_rate)
@@ -174,8 +180,7 @@ class UnsafeRate:
         excess = (called_unsafe * right + (1 - called_unsafe) * wrong) / self.max_rate - 1
         if excess < 0 < learned_limit:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
-            if cost < learned_limit:
-                excess = max(excess, min(cost / learned_limit - 1, excess / 5))
+            excess = max(excess, min(cost / learned_limit - 1, excess / 5))
         if by_marks and learned_limit > 0:
             excess = max(excess, float(learned_costs.mean()) / learned_limit - 1)
         return self.max_rate * (1 + excess), self.max_rate

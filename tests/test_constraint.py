@@ -80,12 +80,28 @@ def test_one_unsafe_label_alone_says_no_more_than_what_is_allowed(max_rate):
     assert rate < allowed
 
 
-def test_what_calls_safe_episodes_unsafe_does_not_hold_a_safe_policy_back():
-    """Eight of ten alarms were false: of the fifth that it calls unsafe 3 of 11 are."""
+def test_false_alarms_do_not_hold_a_safe_policy_back():
+    """Eight of ten were false: of the half that it calls unsafe 3 of 11 are, where 0.2 may be."""
     labels = judged(right=40, false_alarms=8, found=2)
-    rate, allowed = UnsafeRate(0.1).measure(labels, np.array([1.0, 1, 1, 1, 5]), 3.0)
-    assert rate == pytest.approx(0.2 * 3 / 11)
+    rate, allowed = UnsafeRate(0.2).measure(labels, np.array([1.0, 5]), 3.0)
+    assert rate / allowed == pytest.approx(1 + (0.5 * 3 / 11 / 0.2 - 1) / 5)  # a fifth as fast
     assert rate < allowed
+
+
+def test_a_policy_that_costs_more_never_lets_lambda_fall_faster():
+    """Whether 6 of 100 episodes are just below the learned limit or above, labels call all safe."""
+    measured = []
+    for top in (0.0, 0.5, 0.99, 1.0, 1.01, 1.5):
+        costs = np.where(np.arange(100) < 6, top, 0.0)
+        measured.append(UnsafeRate(0.05).measure(judged(right=200, false_alarms=50), costs, 1.0)[0])
+    assert measured == sorted(measured)
+
+
+def test_labels_that_come_while_no_episode_ends_count_once_one_does():
+    constraint = UnsafeRate(0.2)
+    assert constraint.measure(judged(right=3, missed=2), NONE, 3.0) == (None, 0.2)
+    rate, _ = constraint.measure(Answers(unsafe_rate=0.5), np.zeros(4), 3.0)
+    assert rate == pytest.approx(0.98 * 2 / (0.98 * 5 + 5))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +113,7 @@ def test_what_calls_safe_episodes_unsafe_does_not_hold_a_safe_policy_back():
         ([-9.0, -9.0], judged(right=5), 0.0),  # no more than P says
         ([10.1, 10.1], judged(right=5), 5.0),  # all are unsafe, by whatever it may be
         ([7.0, 7.0], judged(missed=7.5), 3.0),  # the model errs, labels say 7.5 of 12.5
-        ([12.0, 12.0], judged(false_alarms=9), 0.5),
+        ([12.0, 12.0], judged(false_alarms=9), 0.9),  # false alarms: a tenth of both are unsafe
     ],
 )
 def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, labels, measured):
