@@ -530,7 +530,7 @@ def train(args: Args) -> Path:
             measured, allowed = constraint.measure(
                 answers, learned, cost_model.learned_limit, by_marks=trainer.fits_marks
             )
-            is_young = args.rests(iteration - dead_end.new_price)
+            is_young = args.rests(iteration)
             if args.constraint != "accept" and is_young:
                 measured = None  # λ rests; what is said of a whole batch needs no learned cost
             watched = monitor.update(iteration, answers, finished, learned, measured)
@@ -582,7 +582,8 @@ def train(args: Args) -> Path:
             multiplier.update(measured, allowed)  # None leaves it as it is
             # Where no way leads on, the policy starts afresh.
             labelled = answers.unsafe_rate
-            dead_end.update(iteration, measured, progress.ended, len(new), labelled=labelled)
+            told = measured, allowed, progress.ended, len(new)
+            dead_end.update(iteration, *told, labelled=labelled)
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {

@@ -109,17 +109,16 @@ class UnsafeRate:
 
     .. math::
         P = s \frac{found + 1}{found + false\ alarms + 1}
-        + (1 - s) \frac{missed}{missed + called\ safe\ rightly + 1 / p^*}
+        + (1 - s) \frac{missed}{missed + called\ safe\ rightly + 3}
 
     Found and false alarms were called unsafe, and labels said unsafe and safe. The counts are of
     recent labels: a weight fades in some fifty iterations, and while twenty newer labels come, or
     2 / p* where that is more, as a small share takes more labels to tell. One label more finds the
-    model right in what it calls unsafe, and 1 / p* more in what it calls safe: so a single episode
-    that it missed never makes the second fraction larger than p*. The fewer labels, the more P
-    leans on the model. If it misses all that is unsafe, and labels are as few as a person gives,
-    P is a half of the share. While no model has judged labelled episodes, P is their share, in
-    labelling rounds alone. An unsafe label that surprised the model counts once a second look
-    confirmed it (`FeedbackLoop`): or P could not fall below the share of labels that are wrong.
+    model right in what it calls unsafe, and `PRIOR` more in what it calls safe, so that the first
+    labels do not say more than they can. The fewer labels, the more P leans on the model. While no
+    model has judged labelled episodes, P is their share, in labelling rounds alone. An unsafe label
+    that surprised the model counts once a second look confirmed it (`FeedbackLoop`): or P could not
+    fall below the share of labels that are wrong.
 
     Where episodes are alike, P is 0 or 1, and a price that follows it swings a policy between
     haste and standing still. So λ falls no faster than learned costs are below their limit b, but
@@ -149,6 +148,7 @@ class UnsafeRate:
     batch: ClassVar[int] = 0  # it needs pairs alone
     by_labels: ClassVar[bool] = True
     KEPT: ClassVar[float] = 0.98  # of the weight of a label, an iteration later
+    PRIOR: ClassVar[float] = 3.0  # labels
 
     def __post_init__(self) -> None:
         if not 0 < self.max_rate < 1:
@@ -175,7 +175,7 @@ class UnsafeRate:
             return None, self.max_rate
         (called_safe, missed), (false_alarms, found) = self.judged.tolist()
         right = (found + 1) / (false_alarms + found + 1)
-        wrong = missed / (called_safe + missed + 1 / self.max_rate)
+        wrong = missed / (called_safe + missed + self.PRIOR)
         called_unsafe = float((learned_costs > learned_limit).mean())
         excess = (called_unsafe * right + (1 - called_unsafe) * wrong) / self.max_rate - 1
         if excess < 0 < learned_limit:
@@ -191,7 +191,7 @@ class UnsafeRate:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
-        self.judged = np.array(state["judged"])
+        self.judged = np.array(state.get("judged", np.zeros((2, 2))))  # older: none
 
 
 @final

@@ -18,11 +18,11 @@ KEPT = 0.8
 MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
-DEAR = 3.0
-"""Above this price λ moves at a tenth of its speed."""
+DEAR = 1.0
+"""Above this price of a learned cost λ moves at a tenth of its speed."""
 _SLOWLY = 0.1
 _LOWEST = 0.03  # λ, unless it begins below
-_SIGNED = ("log_integral", "excess")
+_SIGNED = ("log_integral", "log_ceiling", "excess")
 
 
 class LagrangeMultiplier:
@@ -30,7 +30,7 @@ class LagrangeMultiplier:
 
     .. math::
         E ← 0.8 E + 0.2 \min(J / limit - 1, 5), \quad e = clip(E, -1, 1) \\
-        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), \min(0.03, initial), cap)
+        I ← I + lr · e, \quad λ = clip(exp(I + 10 lr · e), \min(0.03, initial), \min(c, cap))
 
     J is the mean episode cost, or any other figure that a limit is set for, such as a share of
     unsafe episodes (`docs/constraint.md`). Nothing depends on its unit: multiplying all costs and
@@ -40,9 +40,13 @@ class LagrangeMultiplier:
     where the policy follows slowly. J is averaged before it is clipped: a rare cost is 0 in most
     updates and many times its limit in one, and a mean of clipped figures would call that safe. The
     integral rests while λ is at a bound and e asks for more. 0.03 is as good as no price, and a λ
-    that fell further would come back too late. Above 3 the integral moves at a tenth of its speed:
-    a policy follows slowly, and what is still unsafe at that price mostly needs time; a limit that
-    needs a higher one gets it all the same.
+    that fell further would come back too late.
+
+    The ceiling c is `dear`, and while λ is at it log c grows by lr · e / 10; it falls alike, and so
+    does I above it. So above `dear` λ moves at a tenth of its speed: a policy follows slowly, and
+    what is still unsafe at that price mostly needs time; a limit that needs a higher one gets it
+    all the same. The higher the price of a *learned* cost, the more a policy follows its errors,
+    which grow where it has not been yet; at 3 return and safety fell together on the blocked road.
 
     λ is the price of a unit of cost in units of reward, so a loop that it serves should divide both
     by their own scale (`SignalScale`); then 1 is a price that lets a policy neither learn the
@@ -55,6 +59,7 @@ class LagrangeMultiplier:
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
         initial: First λ, in (0, cap] and finite; with `lr=0` 0, too.
+        dear: Above it λ moves slowly, > 0. A true cost has no errors: `ppo_lag.py` has 3.
         cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
             Far above 3 the reward hardly counts, and a policy follows a learned cost's errors; a
             true cost has none, and `ppo_lag.py` a cap of 30.
@@ -63,19 +68,23 @@ class LagrangeMultiplier:
         ValueError: If an argument is out of range or not finite (`cap` may be infinite).
     """
 
-    def __init__(self, *, lr: float = 0.1, initial: float = 1.0, cap: float = 3.0) -> None:
+    def __init__(
+        self, *, lr: float = 0.1, initial: float = 1.0, dear: float = DEAR, cap: float = 3.0
+    ) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
+        require_in("(0, inf)", dear=dear)
         require_in("(0, inf]", cap=cap, remedy="inf is no cap")
         above, to = "(" if lr else "[", "]" if cap < math.inf else ")"
         require_in(
             f"{above}0, {cap}{to}", initial=initial, remedy="λ moves by factors, up to its cap"
         )
         self._lr = lr
-        self._cap = cap
+        self._dear, self._cap = math.log(dear), cap
         self._lowest = min(_LOWEST, initial)
         log_initial = math.log(initial) if initial else 0.0  # 0 stays
         # All that `update` changes, by name, as it is at first.
         self._first = {"value": float(initial), "log_integral": log_initial}
+        self._first |= {"log_ceiling": max(self._dear, log_initial)}
         self._first |= {"excess": 0.0, "scale": 0.0, "updates": 0.0}
         self.reset()
 
@@ -134,14 +143,16 @@ class LagrangeMultiplier:
         state["excess"] = keep * state["excess"] + (1 - keep) * relative
         e = min(max(state["excess"], -1.0), 1.0)
         answer, integral = 10 * self._lr * e, state["log_integral"]
-        lowest, highest = math.log(self._lowest), math.log(self._cap)
-        dear = math.log(DEAR)
-        fast, slow = (integral + share * self._lr * e for share in (1.0, _SLOWLY))
+        fast, slow = self._lr * e, _SLOWLY * self._lr * e
+        is_there = state["value"] > math.exp(state["log_ceiling"]) * (1 - 1e-9)
+        if is_there or e < 0:
+            state["log_ceiling"] = max(self._dear, state["log_ceiling"] + slow)
+        lowest, highest = math.log(self._lowest), min(math.log(self._cap), state["log_ceiling"])
         if e > 0:
-            there = max(min(fast, dear - answer), slow)
-            integral = max(integral, min(there, highest - answer))
+            integral = max(integral, min(integral + fast, highest - answer))
         else:
-            integral = min(integral, max(slow if integral > dear else fast, lowest - answer))
+            change = slow if integral > self._dear else fast
+            integral = min(integral, max(integral + change, lowest - answer))
         state["log_integral"] = integral
         return min(max(math.exp(min(integral + answer, highest)), self._lowest), self._cap)
 
@@ -155,11 +166,12 @@ class LagrangeMultiplier:
         Raises:
             ValueError: If `state` has other keys, or values that no update can lead to.
         """
-        if set(state) != set(self._state):
+        if set(state) | {"log_ceiling"} != set(self._state):  # older ones lack it
             raise ValueError(
                 f"the state of a LagrangeMultiplier has the keys {sorted(self._state)}, got "
                 f"{sorted(state)}; pass what its state_dict() returned"
             )
+        state = {"log_ceiling": self._first["log_ceiling"], **state}
         finite = all(math.isfinite(number) for number in state.values())
         unsigned = [name for name in self._state if name not in _SIGNED]
         if not finite or min(state[name] for name in unsigned) < 0:

@@ -46,7 +46,7 @@ def judged(*, right=0.0, missed=0.0, false_alarms=0.0, found=0.0):
 
 
 def test_what_the_model_says_of_all_episodes_is_corrected_by_its_errors_on_labelled_ones():
-    """It calls a quarter unsafe. 3 + 1 of 4 + 1 alarms were right; it missed 2 of 8 + 5.
+    """It calls a quarter unsafe. 3 + 1 of 4 + 1 alarms were right; it missed 2 of 8 + 3.
 
     Each iteration takes a fiftieth of the weight, each label by the newer ones as well.
     """
@@ -54,12 +54,12 @@ def test_what_the_model_says_of_all_episodes_is_corrected_by_its_errors_on_label
     costs = np.array([1.0, 2.0, 2.5, 9.0])
     labels = judged(right=6, missed=2, false_alarms=1, found=3)
     rate, allowed = constraint.measure(labels, costs, 3.0)
-    assert (rate, allowed) == (pytest.approx(0.25 * 4 / 5 + 0.75 * 2 / 13), 0.2)
+    assert (rate, allowed) == (pytest.approx(0.25 * 4 / 5 + 0.75 * 2 / 11), 0.2)
     rate, _ = constraint.measure(Answers(), costs, 3.0)
-    assert rate == pytest.approx(0.25 * (2.94 + 1) / (3.92 + 1) + 0.75 * 1.96 / (7.84 + 5))
+    assert rate == pytest.approx(0.25 * (2.94 + 1) / (3.92 + 1) + 0.75 * 1.96 / (7.84 + 3))
     rate, _ = constraint.measure(judged(right=10), costs, 3.0)
     kept = 0.98**2 * math.exp(-10 / 20)
-    right, wrong = (kept * 3 + 1) / (kept * 4 + 1), kept * 2 / (kept * 8 + 10 + 5)
+    right, wrong = (kept * 3 + 1) / (kept * 4 + 1), kept * 2 / (kept * 8 + 10 + 3)
     assert rate == pytest.approx(0.25 * right + 0.75 * wrong)
     assert constraint.measure(Answers(), NONE, 3.0) == (None, 0.2)
 
@@ -70,14 +70,7 @@ def test_a_small_share_is_told_by_more_labels():
     constraint.measure(judged(right=49, missed=1), NONE, 3.0)
     rate, _ = constraint.measure(judged(right=100), np.zeros(4), 3.0)
     kept = 0.98 * math.exp(-1)
-    assert rate == pytest.approx(kept / (kept * 50 + 100 + 50))
-
-
-@pytest.mark.parametrize("max_rate", [0.02, 0.35])
-def test_one_unsafe_label_alone_says_no_more_than_what_is_allowed(max_rate):
-    rate, allowed = UnsafeRate(max_rate).measure(judged(missed=1), np.zeros(4), 3.0)
-    assert rate == pytest.approx(1 / (1 + 1 / max_rate))
-    assert rate < allowed
+    assert rate == pytest.approx(kept / (kept * 50 + 100 + 3))
 
 
 def test_false_alarms_do_not_hold_a_safe_policy_back():
@@ -101,7 +94,7 @@ def test_labels_that_come_while_no_episode_ends_count_once_one_does():
     constraint = UnsafeRate(0.2)
     assert constraint.measure(judged(right=3, missed=2), NONE, 3.0) == (None, 0.2)
     rate, _ = constraint.measure(Answers(unsafe_rate=0.5), np.zeros(4), 3.0)
-    assert rate == pytest.approx(0.98 * 2 / (0.98 * 5 + 5))
+    assert rate == pytest.approx(0.98 * 2 / (0.98 * 5 + 3))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +105,7 @@ def test_labels_that_come_while_no_episode_ends_count_once_one_does():
         ([-9.0, 9.0], judged(right=5), 0.8),  # the cost that a fifth of the episodes exceed
         ([-9.0, -9.0], judged(right=5), 0.0),  # no more than P says
         ([10.1, 10.1], judged(right=5), 5.0),  # all are unsafe, by whatever it may be
-        ([7.0, 7.0], judged(missed=7.5), 3.0),  # the model errs, labels say 7.5 of 12.5
+        ([7.0, 7.0], judged(missed=4.5), 3.0),  # the model errs, labels say 4.5 of 7.5
         ([12.0, 12.0], judged(false_alarms=9), 0.9),  # false alarms: a tenth of both are unsafe
     ],
 )

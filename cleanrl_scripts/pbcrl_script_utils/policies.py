@@ -160,11 +160,11 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; the learned cost and the noise stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    that keeps λ high for a fifth of the training: it grew up under a cost that knew little, goes
-    from one thing that is not known yet to the next, and forgets its task. Afresh, under what all
-    labels have told by now, and with λ as at first, it may do well where it did not. Where nearly
-    all labels say unsafe, a tenth is enough, and λ stays: a pendulum that swings up too fast is too
-    fast for longer if it slows down a little, and with a low price it would again. *Worse than
+    whose λ is 1 or above for a fifth of the training, while the excess that raises it falls by less
+    than a quarter: it grew up under a cost that knew little, and goes from one thing that is not
+    known yet to the next. Afresh, under what all labels have told by now, and with λ as at first,
+    it may do well where it did not. Where nearly all labels say unsafe, a tenth is enough: a
+    pendulum that swings up too fast is too fast for longer if it slows down a little. *Worse than
     untrained* is one that earns less than in its first episodes for a tenth of the training: it
     fled a high price into a corner, and stays there when λ has fallen. Where nearly all of those
     episodes were labelled unsafe, it may have to earn less. Either gets its nets' first weights
@@ -181,6 +181,8 @@ class DeadEnd:
 
     SHARE = 0.8
     """Of labels that say unsafe: nearly all, of which one in ten or so may be wrong."""
+    FALLEN = 0.75
+    """The newer half of a fifth of the training has less than this share of the older's excess."""
     UNTRAINED = 20
     """Episodes, the first that ended: what a policy earns that is hardly trained."""
 
@@ -197,25 +199,22 @@ class DeadEnd:
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
-        self._long = max(4, self._total / 10)  # iterations
+        self._long = max(4, math.ceil(self._total / 10))  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
-        # Of either kind: iterations in a row, and the last after which it started afresh, or 0.
-        self._state = {"unsafe": 0, "worse": 0, "after_unsafe": 0, "after_worse": 0}
-        self._state |= {"new_price": 0}  # the last after which λ was as at first
-        # Of the newest tenth of the training, while λ is high: iteration, share of unsafe labels.
-        self._rounds = list[tuple[int, float]]()
+        # Iterations in a row that earn less than untrained, and the last after which a policy
+        # started afresh, or 0.
+        self._state = {"worse": 0, "after_unsafe": 0, "after_worse": 0}
+        # While λ is high, of the newest fifth of the training: the excess over what is allowed;
+        # of the newest tenth: iteration and share of unsafe labels.
+        self._excess, self._rounds = list[float](), list[tuple[int, float]]()
         self._first_unsafe: float | None = None  # share of the first episodes that have a label
-
-    @property
-    def new_price(self) -> int:
-        """The last iteration after which the policy started afresh with its first λ, or 0."""
-        return self._state["new_price"]
 
     def update(
         self,
         iteration: int,
         measured: float | None,
+        allowed: float,
         ended: NDArray[np.float64],
         num_new: int,
         *,
@@ -226,6 +225,7 @@ class DeadEnd:
         Args:
             iteration: From 1 on.
             measured: What moved λ; None if nothing did, which changes nothing.
+            allowed: The highest of such figures that does not raise it.
             ended: Return and more of all episodes that have ended, (E, 2).
             num_new: How many of them, the last, in this iteration.
             labelled: Share of the newly labelled episodes that is unsafe; None if there is none.
@@ -234,30 +234,39 @@ class DeadEnd:
             self._first_unsafe = labelled
         if not self._applies or measured is None:
             return
-        is_dear = self._multiplier.value >= self._dear * (1 - 1e-6)  # rounding
+        self._excess.append(measured - allowed)
         if labelled is not None:
             self._rounds.append((iteration, labelled))
-        oldest = iteration - self._long
-        self._rounds = [one for one in self._rounds if is_dear and one[0] > oldest]
+        if self._multiplier.value < self._dear * (1 - 1e-6):  # rounding
+            self._excess, self._rounds = [], []
+        self._excess = self._excess[-2 * self._long :]
+        self._rounds = [one for one in self._rounds if one[0] > iteration - self._long]
         if num_new == 0:
             return
-        shares = [share for _, share in self._rounds]  # without any nothing new is known
-        is_hopeless = bool(shares) and float(np.mean(shares)) >= self.SHARE
-        self._count("unsafe", is_dear)
-        if shares and self._state["unsafe"] >= self._long * (1 if is_hopeless else 2):
-            why = f"λ was at {self._dear:g} or above"
-            self._start(iteration, "unsafe", why, has_new_price=not is_hopeless)
+        if self._is_unsafe():
+            why = f"λ was at {self._dear:g} or above, in vain"
+            self._start(iteration, "unsafe", len(self._excess), why)
         returns = ended[:, 0]
         earns_less = bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean())
         was_safe_too = self._first_unsafe is not None and self._first_unsafe < self.SHARE
-        self._count("worse", earns_less and was_safe_too)
+        self._state["worse"] = self._state["worse"] + 1 if earns_less and was_safe_too else 0
         if self._state["worse"] >= self._long and not self._state["after_worse"]:
-            self._start(iteration, "worse", "it earned less than in its first episodes")
+            why = "it earned less than in its first episodes"
+            self._start(iteration, "worse", self._state["worse"], why)
 
-    def _count(self, kind: str, holds: bool) -> None:
-        self._state[kind] = self._state[kind] + 1 if holds else 0
+    def _is_unsafe(self) -> bool:
+        """Whether it is unsafe whatever it pays."""
+        shares = [share for _, share in self._rounds]
+        if len(self._excess) < self._long or not shares:  # without a label nothing new is known
+            return False
+        if float(np.mean(shares)) >= self.SHARE:
+            return True
+        if len(self._excess) < 2 * self._long:
+            return False
+        older, newer = np.reshape(self._excess, (2, self._long)).mean(axis=1).tolist()
+        return bool(newer > max(self.FALLEN * older, 0))
 
-    def _start(self, iteration: int, kind: str, why: str, *, has_new_price: bool = False) -> None:
+    def _start(self, iteration: int, kind: str, count: int, why: str) -> None:
         """Start afresh, unless half of the training is over."""
         if 2 * iteration > self._total:
             return
@@ -266,12 +275,9 @@ class DeadEnd:
                 if name in self._first:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
-        count = self._state[kind]
-        self._state |= {"unsafe": 0, "worse": 0, f"after_{kind}": iteration}
-        self._rounds = []
-        if has_new_price:
-            self._multiplier.reset()
-            self._state["new_price"] = iteration
+        self._multiplier.reset()
+        self._state |= {"worse": 0, f"after_{kind}": iteration}
+        self._excess, self._rounds = [], []
         self._say(
             f"iteration {iteration}: the policy starts afresh, since for {count} iterations {why}; "
             "the learned cost stays"
@@ -285,12 +291,13 @@ class DeadEnd:
 
     def state_dict(self) -> dict[str, Any]:
         """What it has counted."""
-        return {**self._state, "first_unsafe": self._first_unsafe, "rounds": self._rounds}
+        lists = {"excess": self._excess, "rounds": self._rounds}
+        return {**self._state, "first_unsafe": self._first_unsafe, **lists}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was called."""
         self._state = {name: state.get(name, 0) for name in self._state}
-        self._first_unsafe = state["first_unsafe"]
+        self._first_unsafe, self._excess = state["first_unsafe"], list(state.get("excess", ()))
         self._rounds = [(int(at), float(share)) for at, share in state.get("rounds", ())]
 
 

@@ -226,11 +226,12 @@ class Walking(Constant):
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
-def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
+def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **options):
     """An agent that has moved away from its start, and had these shares of unsafe labels later.
 
     Its first 20 episodes returned 1 on average, and a share `first` of them was labelled unsafe;
-    two more in each iteration return `earned`. In the first `calm` nothing is measured.
+    two more in each iteration return `earned`. `excess`, or each of them, is what was measured more
+    than is allowed; nothing is in the first `calm`.
     """
     agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
@@ -242,13 +243,14 @@ def walked(shares, *, price=3.0, earned=2.0, first=0.5, calm=0, **options):
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
     returns = [0.5, 1.5] * 10
-    dead_end.update(0, None, np.ones((1, 2)), 1, labelled=first)
-    for iteration, share in enumerate(shares, start=1):
+    dead_end.update(0, None, 0.3, np.ones((1, 2)), 1, labelled=first)
+    by = np.broadcast_to(excess, len(shares))
+    for iteration, (share, more) in enumerate(zip(shares, by, strict=True), start=1):
         returns += [earned] * 2
         ended = np.stack([returns, np.zeros(len(returns))], 1)
-        measured = None if iteration <= calm else 0.0
+        measured = None if iteration <= calm else 0.3 + more
         multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
-        dead_end.update(iteration, measured, ended, 2, labelled=share)
+        dead_end.update(iteration, measured, 0.3, ended, 2, labelled=share)
     return agent, optimizer, said, multiplier, dead_end
 
 
@@ -259,23 +261,42 @@ def is_afresh(found):
     return bool(said)
 
 
-def test_a_high_price_for_a_fifth_of_the_training_is_a_dead_end():
-    """Whatever the model says: the share that is measured with it is 0 here."""
+def test_a_fifth_of_the_training_at_a_high_price_is_a_dead_end():
     assert is_afresh(walked([0.5] * 20))
     assert "iteration 20: the policy starts afresh" in walked([0.5] * 22)[2][0]
     assert not is_afresh(walked([0.5] * 19))
     assert is_afresh(walked([0.1] * 20))
     assert is_afresh(walked([None] * 14 + [0.5] + [None] * 5))  # labels come in few iterations
-    assert not is_afresh(walked([0.5] + [None] * 30))  # these are of before
+    assert not is_afresh(walked([0.5] * 5 + [None] * 30))  # these are of before
     assert not is_afresh(walked([None] * 40))
     assert is_afresh(walked([None] * 30 + [0.5]))
-    assert not is_afresh(walked([0.5] * 40, price=2.9))
-    assert is_afresh(walked([0.5] * 40, price=np.nextafter(3.0, 0.0)))
-    assert is_afresh(walked([0.5] * 40, multiplier_cap=30.0))  # λ goes on, but slowly
-    assert is_afresh(walked([0.5] * 40, price=2.9, multiplier_cap=2.9))
+    assert not is_afresh(walked([0.5] * 40, price=0.9))
+    assert is_afresh(walked([0.5] * 40, price=np.nextafter(1.0, 0.0)))
+    assert is_afresh(walked([0.5] * 40, price=2.0))  # λ goes on, but slowly
+    assert is_afresh(walked([0.5] * 40, price=0.9, multiplier_cap=0.9))
     assert not is_afresh(walked([0.5] * 61, calm=31))  # too late for a new way
     assert is_afresh(walked([0.5] * 8, num_iterations=16))
     assert not is_afresh(walked([0.5] * 7, num_iterations=6))
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "expected"),
+    [
+        (0.4, 0.4, True),
+        (0.4, 0.31, True),
+        (0.4, 0.29, False),  # by more than a quarter: it is on its way
+        (0.1, 0.6, True),
+        (0.0, 0.1, True),
+        (0.4, 0.0, False),
+        (-0.1, -0.05, False),  # it keeps its limit, and λ falls
+    ],
+)
+def test_a_policy_that_gets_safer_at_a_high_price_is_on_its_way(older, newer, expected):
+    """Of the excess in the older and in the newer half of the time; single iterations vary."""
+    wave = np.tile([-0.02, 0.02], 10)
+    found = walked([0.5] * 20, excess=np.repeat([older, newer], 10) + wave)
+    assert is_afresh(found) is expected
+    assert is_afresh(walked([0.5] * 20, excess=np.linspace(0.4, 0.35, 20)))
 
 
 def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
@@ -288,22 +309,13 @@ def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
 
 
 @pytest.mark.parametrize(
-    ("shares", "options", "price", "new_price"),
-    [
-        ([0.5] * 20, {}, INITIAL, 20),
-        ([None] * 19 + [0.1], {}, INITIAL, 20),
-        ([1.0] * 10, {}, 3.0, 0),  # with a low price it would be as before
-        ([0.0] * 10, {"price": 0.03, "earned": 0.9}, 0.03, 0),
-    ],
+    ("shares", "options"),
+    [([0.5] * 20, {"price": 2.0}), ([1.0] * 10, {}), ([0.0] * 10, {"price": 0.03, "earned": 0.9})],
 )
-def test_the_price_begins_anew_where_labels_say_that_some_are_safe(
-    shares, options, price, new_price
-):
-    """Then it rests, as for the first policy."""
-    *_, said, multiplier, dead_end = walked(shares, **options)
+def test_a_policy_that_starts_afresh_has_the_first_price(shares, options):
+    *_, said, multiplier, _ = walked(shares, **options)
     assert len(said) == 1
-    assert multiplier.value == price
-    assert dead_end.new_price == new_price
+    assert multiplier.state_dict() == LagrangeMultiplier(initial=INITIAL).state_dict()
 
 
 def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_end():
@@ -348,7 +360,7 @@ def test_a_policy_that_earns_less_starts_afresh_once():
     ended = np.ones((20, 2))
     for iteration in range(51, 60):
         nn.init.constant_(agent.action, 5.0)
-        dead_end.update(iteration, 1.0, ended, 1, labelled=0.0)
+        dead_end.update(iteration, 1.0, 0.3, ended, 1, labelled=0.0)
         assert agent.action == 5
 
 
@@ -357,9 +369,9 @@ def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
     candidates.load_state_dict({"kept": {}, "left": {}})
     assert candidates.state_dict() == {"kept": {}, "within": {}}
     state = dead_end.state_dict()
-    assert (len(state.pop("rounds")), state.pop("new_price")) == (5, 0)
-    dead_end.load_state_dict(state)
-    assert dead_end.state_dict() == {**state, "new_price": 0, "rounds": []}
+    assert (len(state.pop("rounds")), len(state.pop("excess"))) == (5, 5)
+    dead_end.load_state_dict({**state, "unsafe": 3, "new_price": 0})
+    assert dead_end.state_dict() == {**state, "excess": [], "rounds": []}
 
 
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
