@@ -96,9 +96,15 @@ class LagrangeMultiplier:
         """λ >= 0."""
         return self._state["value"]
 
-    def reset(self) -> None:
-        """Make it as it was at first, for a policy that begins anew."""
-        self._state = dict(self._first)
+    def reset(self, *, ceiling: float = 0.0) -> None:
+        """Make it as it was at first, for a policy that begins anew.
+
+        Args:
+            ceiling: What it may rise to at once, finite; c is at least as at first.
+        """
+        require_in("[0, inf)", ceiling=ceiling)
+        lifted = math.log(max(ceiling, math.exp(self._first["log_ceiling"])))
+        self._state = {**self._first, "log_ceiling": lifted}
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it.

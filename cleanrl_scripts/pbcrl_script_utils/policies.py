@@ -161,10 +161,11 @@ class DeadEnd:
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
     whose λ is 1 or above for a fifth of the training, while the excess that raises it falls by less
-    than a quarter: it grew up under a cost that knew little, and goes from one thing that is not
+    than a tenth: it grew up under a cost that knew little, and goes from one thing that is not
     known yet to the next. Afresh, under what all labels have told by now, and with λ as at first,
     it may do well where it did not. Where nearly all labels say unsafe, a tenth is enough: a
-    pendulum that swings up too fast is too fast for longer if it slows down a little. *Worse than
+    pendulum that swings up too fast is too fast for longer if it slows down a little. If that was
+    in vain as well, λ may rise to 3 at once. *Worse than
     untrained* is one that earns less than in its first episodes for a tenth of the training: it
     fled a high price into a corner, and stays there when λ has fallen. Where nearly all of those
     episodes were labelled unsafe, it may have to earn less. Either gets its nets' first weights
@@ -181,8 +182,10 @@ class DeadEnd:
 
     SHARE = 0.8
     """Of labels that say unsafe: nearly all, of which one in ten or so may be wrong."""
-    FALLEN = 0.75
+    FALLEN = 0.9
     """The newer half of a fifth of the training has less than this share of the older's excess."""
+    HIGH = 3.0
+    """λ that a policy may have at once after a fresh start that was in vain."""
     UNTRAINED = 20
     """Episodes, the first that ended: what a policy earns that is hardly trained."""
 
@@ -198,7 +201,8 @@ class DeadEnd:
         self._agent, self._optimizer, self._say = agent, optimizer, say
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
-        self._dear, self._total = min(args.multiplier_cap, DEAR), args.num_iterations
+        self._cap, self._total = args.multiplier_cap, args.num_iterations
+        self._dear = min(self._cap, DEAR)
         self._long = max(4, math.ceil(self._total / 10))  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}
@@ -275,7 +279,8 @@ class DeadEnd:
                 if name in self._first:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
-        self._multiplier.reset()
+        was_in_vain = kind == "unsafe" and self._state["after_unsafe"]
+        self._multiplier.reset(ceiling=min(self._cap, self.HIGH) if was_in_vain else 0)
         self._state |= {"worse": 0, f"after_{kind}": iteration}
         self._excess, self._rounds = [], []
         self._say(
