@@ -131,7 +131,9 @@ class UnsafeRate:
 
     A share says nothing of how bad unsafe episodes are, and a policy that may be unsafe in one
     episode of twenty can cost many times the limit in the mean. By marks it is known how bad: then
-    the mean learned cost must be within b, too, and the measure is at least p* times their ratio.
+    the mean learned cost must be within b, too: with m its ratio to b - 1, the measure is at least
+    p* (1 + m), and p* (1 + m / 5) where that is more than p*. The model alone says so, and while it
+    does not know what is unsafe a price that it raises is of no use.
 
     Args:
         max_rate: p*, in (0, 1).
@@ -182,7 +184,8 @@ class UnsafeRate:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
             excess = max(excess, min(cost / learned_limit - 1, excess / 5))
         if by_marks and learned_limit > 0:
-            excess = max(excess, float(learned_costs.mean()) / learned_limit - 1)
+            mean_excess = float(learned_costs.mean()) / learned_limit - 1
+            excess = max(excess, mean_excess / 5 if mean_excess > 0 else mean_excess)
         return self.max_rate * (1 + excess), self.max_rate
 
     def state_dict(self) -> dict[str, Any]:
