@@ -130,7 +130,9 @@ def test_the_true_cost_judges_where_it_is_known(certify, clean, capsys):
         20,
         "the true cost, at most 1e+09",
     )
-    assert capsys.readouterr().out.startswith("not certified: 0 of 20 episodes unsafe")
+    said = capsys.readouterr().out
+    assert said.startswith("not certified: 0 of 20 episodes unsafe")
+    assert "judged by the true cost, at most 1e+09)" in said  # not by the run's own limit
     nothing = certify.Args(run=str(clean), episodes=20, cost_limit=0, seed=1_500_020)
     unsafe = certify.certify(nothing).unsafe
     assert read_certificates(clean) == [found, read_certificates(clean)[1]]
