@@ -320,7 +320,8 @@ def certify(args: Args) -> Certificate:
                 write_certificates(folder, [*known, new])
             safe = judged_by_people(args, trained, new, episodes, Replays(place))
             made = replace(new, unsafe=int((~safe).sum()))
-        said = f"{made} ({made.policy} policy, judged by {made.judged_by})"  # before it is written: the bound may fail
+        # Before it is written: the bound may fail.
+        said = f"{made} ({made.policy} policy, judged by {made.judged_by})"
         if made != before:
             known = [*(one for one in known if one != new), made]
             write_certificates(folder, known)

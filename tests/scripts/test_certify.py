@@ -251,7 +251,7 @@ def test_a_corrected_answer_makes_a_second_line(certify, clean, tmp_path, capsys
     assert certify.certify(args) == corrected
     assert read_certificates(clean) == [made, corrected]
     assert above == f"   answers were corrected, both results stay in certificates.jsonl: {made}"
-    assert below == f"{corrected} (deterministic policy)"
+    assert below == f"{corrected} (deterministic policy, judged by people)"
     *_, before, now = (clean / "cost_model.md").read_text().splitlines()
     assert before.endswith("| 0 of 14 | at most 19.3% | not certified for 0.05, corrected below |")
     assert now.endswith("| 1 of 14 | at most 29.7% | not certified for 0.05 |")
