@@ -81,7 +81,10 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_REST = "bd231d3", "15f211e", "334a503", "f07999b", "b61c450", "437b046"
+SINCE_SLOW = "b33f78a", "458af02", "9e0876f"
+"""Commits by which λ moves slowly above 1, and the share of unsafe episodes has two counts."""
+
+SINCE_REST = "bd231d3", "15f211e", "334a503", "f07999b", "b61c450", "437b046", *SINCE_SLOW
 """Commits by which λ rests first by `learned`, too."""
 
 SINCE_MANY = "e74e046", "6eb9f64", "7f77038", "be6cd60", "afbabed", "a5df709", *SINCE_REST
@@ -116,13 +119,14 @@ SINCE_MEAN = "2fe1c63", "bd231d3"
 
 SINCE_LATE = (
     *(("abd7c18", "da69b1d"), ("aeaa216", "83062d5"), ("d7228bc",), ("8e6bbe0", "f07999b")),
-    ("437b046",),
+    *(("437b046",), ("b33f78a",), ("9e0876f",)),
 )
 """Later ones, by which a person who errs is late as well, which trees find out; rule by rule.
 
 Since the second every second query is a grid. Since the third λ begins at 0.1, and beside what a
 grid found comes a fresh episode. Since the fourth a policy that keeps λ at its cap starts afresh.
-Since the last λ rests at 1, and where labels do not nearly all say unsafe the cap takes longer.
+Since the fifth λ rests at 1, and where labels do not nearly all say unsafe the cap takes longer.
+Since the sixth λ moves slowly above 1, since the last the model's word on the mean a fifth as fast.
 Rows of 80fb95e and ac4ef66 are by a rule that was dropped. Those of ffd33a3 have half of the third,
 and by 334a503 what a fresh start left behind was a rival of safe policies.
 """
