@@ -383,7 +383,7 @@ def train(args: Args) -> Path:
     reference = copy.deepcopy(agent.policy).requires_grad_(False)  # the policy of the beginning
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate)
     multiplier = LagrangeMultiplier(
-        lr=args.multiplier_lr, initial=args.multiplier_initial, dear=3.0, cap=args.multiplier_cap
+        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     cost_model = reward_model = None
     if args.cost == "learned":

@@ -427,8 +427,9 @@ def train(args: Args) -> Path:
     low, high, *_ = utils.action_bounds(envs)
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
+    dear = 1.0 if args.constraint == "rate" else 3.0  # few labels move it, and a model that errs
     multiplier = pbcrl.LagrangeMultiplier(
-        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
+        lr=args.multiplier_lr, initial=args.multiplier_initial, dear=dear, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
     scale, adv_scale = (pbcrl.SignalScale(args.num_envs, gamma) for gamma in (args.gamma, 0.0))

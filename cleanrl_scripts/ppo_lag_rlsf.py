@@ -400,7 +400,7 @@ def train(args: Args) -> Path:
     agent = Agent(envs, args).to(args.device)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, fused=True)
     multiplier = pbcrl.LagrangeMultiplier(
-        lr=args.multiplier_lr, initial=args.multiplier_initial, dear=3.0, cap=args.multiplier_cap
+        lr=args.multiplier_lr, initial=args.multiplier_initial, cap=args.multiplier_cap
     )
     rollout = utils.Rollout(args.num_steps, envs)
     scale = pbcrl.SignalScale(args.num_envs, args.gamma)

@@ -18,8 +18,6 @@ KEPT = 0.8
 MOST_EXCESS = 5.0
 """Relative excess that is averaged at most: a reckless start is not remembered for long."""
 
-DEAR = 1.0
-"""Above this price of a learned cost λ moves at a tenth of its speed."""
 _SLOWLY = 0.1
 _LOWEST = 0.03  # λ, unless it begins below
 _SIGNED = ("log_integral", "log_ceiling", "excess")
@@ -59,7 +57,7 @@ class LagrangeMultiplier:
     Args:
         lr: Change of log λ per update at twice the limit or more, >= 0; 0 is a constant λ.
         initial: First λ, in (0, cap] and finite; with `lr=0` 0, too.
-        dear: Above it λ moves slowly, > 0. A true cost has no errors: `ppo_lag.py` has 3.
+        dear: Above it λ moves slowly, > 0. 1 is one for a learned cost that few labels move.
         cap: Highest λ. Without one, λ grows without end against a limit that no policy can meet.
             Far above 3 the reward hardly counts, and a policy follows a learned cost's errors; a
             true cost has none, and `ppo_lag.py` a cap of 30.
@@ -69,7 +67,7 @@ class LagrangeMultiplier:
     """
 
     def __init__(
-        self, *, lr: float = 0.1, initial: float = 1.0, dear: float = DEAR, cap: float = 3.0
+        self, *, lr: float = 0.1, initial: float = 1.0, dear: float = 3.0, cap: float = 3.0
     ) -> None:
         require_in("[0, inf)", lr=lr, remedy="0 is a constant multiplier")
         require_in("(0, inf)", dear=dear)
@@ -90,6 +88,11 @@ class LagrangeMultiplier:
 
     def __repr__(self) -> str:
         return f"LagrangeMultiplier(value={self.value:.4g}, lr={self._lr:g}, cap={self._cap:g})"
+
+    @property
+    def dear(self) -> float:
+        """Above it λ moves slowly."""
+        return math.exp(self._dear)
 
     @property
     def value(self) -> float:

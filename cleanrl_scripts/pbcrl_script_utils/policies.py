@@ -17,7 +17,7 @@ from pbcrl import Answers, Trainer, Trajectory
 from pbcrl.constraint import Constraint
 from pbcrl.errors import UnsupportedError
 from pbcrl.export.policy import POLICY_FILE, Policy
-from pbcrl.lagrange import DEAR, LagrangeMultiplier
+from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import save_tensors
 from pbcrl_script_utils.evaluation import play
 from pbcrl_script_utils.run import Run
@@ -160,17 +160,17 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; the learned cost and the noise stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    whose λ is 1 or above for a fifth of the training, while the excess that raises it falls by less
-    than a tenth: it grew up under a cost that knew little, and goes from one thing that is not
-    known yet to the next. Afresh, under what all labels have told by now, and with λ as at first,
-    it may do well where it did not. Where nearly all labels say unsafe, a tenth is enough: a
+    whose λ is dear, 1 or above, for a fifth of the training, while the excess that raises it falls
+    by less than a tenth: it grew up under a cost that knew little, and goes from one thing that is
+    not known yet to the next. Afresh, under what all labels have told by now, and with λ as at
+    first, it may do well where it did not. Where nearly all labels say unsafe, a tenth is enough: a
     pendulum that swings up too fast is too fast for longer if it slows down a little. If that was
-    in vain as well, λ may rise to 3 at once. *Worse than
-    untrained* is one that earns less than in its first episodes for a tenth of the training: it
-    fled a high price into a corner, and stays there when λ has fallen. Where nearly all of those
-    episodes were labelled unsafe, it may have to earn less. Either gets its nets' first weights
-    back: the second once, the first as often as it holds, in the first half of the training. A
-    policy has the rest for a better way. It applies to `--constraint rate`.
+    in vain as well, λ may rise to 3 at once. *Worse than untrained* is one that earns less than in
+    its first episodes for a tenth of the training: it fled a high price into a corner, and stays
+    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
+    earn less. Either gets its nets' first weights back: the second once, the first as often as it
+    holds, in the first half of the training. A policy has the rest for a better way. It applies to
+    `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -202,7 +202,7 @@ class DeadEnd:
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
         self._cap, self._total = args.multiplier_cap, args.num_iterations
-        self._dear = min(self._cap, DEAR)
+        self._dear = min(self._cap, multiplier.dear)
         self._long = max(4, math.ceil(self._total / 10))  # iterations
         weights = agent.named_parameters()
         self._first = {name: w.detach().clone() for name, w in weights if name != "log_std"}

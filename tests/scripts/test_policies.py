@@ -238,7 +238,7 @@ def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **op
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
     args |= {"num_iterations": 100, **options}
     cap = max(3.0, args["multiplier_cap"])
-    multiplier = LagrangeMultiplier(lr=0.1, initial=INITIAL, cap=cap)
+    multiplier = LagrangeMultiplier(lr=0.1, initial=INITIAL, dear=1.0, cap=cap)
     dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, multiplier, say=said.append)
     (agent.action + agent.log_std).sum().backward()
     optimizer.step()
@@ -315,7 +315,7 @@ def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
 def test_a_policy_that_starts_afresh_has_the_first_price(shares, options):
     *_, said, multiplier, _ = walked(shares, **options)
     assert len(said) == 1
-    assert multiplier.state_dict() == LagrangeMultiplier(initial=INITIAL).state_dict()
+    assert multiplier.state_dict() == LagrangeMultiplier(initial=INITIAL, dear=1.0).state_dict()
 
 
 def test_a_policy_whose_fresh_start_was_in_vain_may_pay_3_at_once():
