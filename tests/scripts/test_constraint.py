@@ -130,7 +130,7 @@ def test_every_constraint_costs_the_same_number_of_queries(script, constraint, m
 def test_the_rate_moves_the_multiplier_by_labels_and_the_model(script, make_args):
     """In every iteration, after the first tenth."""
     folder = script.train(make_args("run", constraint="rate", max_unsafe_rate=0.3))
-    multiplier, found = LagrangeMultiplier(), rows(folder)
+    multiplier, found = LagrangeMultiplier(dear=1.0), rows(folder)
     for number, row in enumerate(found):
         assert (row["unsafe_rate"] is not None) == (number in ROUNDS)
         assert (row["measured"] is not None) == (number >= 2)
