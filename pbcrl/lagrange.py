@@ -106,8 +106,10 @@ class LagrangeMultiplier:
             ceiling: What it may rise to at once, finite; c is at least as at first.
         """
         require_in("[0, inf)", ceiling=ceiling)
-        lifted = math.log(max(ceiling, math.exp(self._first["log_ceiling"])))
-        self._state = {**self._first, "log_ceiling": lifted}
+        self._state = dict(self._first)
+        if ceiling:
+            lifted = max(math.log(ceiling), self._first["log_ceiling"])
+            self._state["log_ceiling"] = lifted
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it.
