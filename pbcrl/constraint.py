@@ -144,7 +144,7 @@ class UnsafeRate:
 
     max_rate: float
     judged: NDArray[np.float64] = field(
-        default_factory=lambda: np.zeros((2, 2)), init=False, repr=False
+        default_factory=lambda: np.zeros((2, 2)), init=False, repr=False, compare=False
     )
     """As `Answers.judged`, by weight."""
     batch: ClassVar[int] = 0  # it needs pairs alone
