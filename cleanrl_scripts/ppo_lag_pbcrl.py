@@ -130,11 +130,11 @@ class Args(utils.RunArgs):
         k = self.finetune_interval
         return iteration <= k or iteration % k == 0 or iteration == self.num_iterations
 
-    def rests(self, iterations: int) -> bool:
+    def rests(self, iteration: int) -> bool:
         """Whether a policy has been trained too little for its λ to move: so it learns its task."""
         # Offline labels have told the limit that `learned` goes by.
         has_limit = self.constraint == "learned" and self.offline_queries > 0
-        return not has_limit and 10 * (iterations - 1) < self.num_iterations
+        return not has_limit and 10 * (iteration - 1) < self.num_iterations
 
     def due(self, iteration: int) -> int:
         """Online queries up to an iteration: a policy that still changes shows what others miss."""
@@ -582,9 +582,8 @@ def train(args: Args) -> Path:
             # -- 6. Dual ascent --------------------------------------------------------------------
             multiplier.update(measured, allowed)  # None leaves it as it is
             # Where no way leads on, the policy starts afresh.
-            labelled = answers.unsafe_rate
-            told = measured, allowed, progress.ended, len(new)
-            dead_end.update(iteration, *told, labelled=labelled)
+            labelled, ended = answers.unsafe_rate, progress.ended
+            dead_end.update(iteration, measured, allowed, ended, len(new), labelled=labelled)
 
             # -- 7. Log ----------------------------------------------------------------------------
             metrics = {
