@@ -28,10 +28,10 @@ The names that one needs, in the order in which data flows through them; each ca
 - `PbcrlError` is the base of all errors of `pbcrl.errors`.
 
 All else is in its module: `pbcrl.metrics` compares learned with true costs, `pbcrl.epic` as
-functions, `pbcrl.effects` says what a cost follows, `pbcrl.selection` chooses queries,
-`pbcrl.recorder` and `pbcrl.spaces` are what the wrappers are made of, `pbcrl.storage` writes files,
-`pbcrl.lagrange` and `pbcrl.oracle` have more of their kind, `pbcrl.llm.text` and
-`pbcrl.llm.cost_head` are for language models.
+functions, `pbcrl.effects` says what a cost follows, `pbcrl.card` writes it down, `pbcrl.selection`
+chooses queries, `pbcrl.recorder` and `pbcrl.spaces` are what the wrappers are made of,
+`pbcrl.storage` writes files, `pbcrl.lagrange` and `pbcrl.oracle` have more of their kind,
+`pbcrl.llm.text` and `pbcrl.llm.cost_head` are for language models.
 """
 
 # No import that another module could stand in for: under `python -m pbcrl.label`, Python looks for

@@ -1,4 +1,4 @@
-"""The model card: what a cost model was learned from, how good it is, and what it is not for."""
+"""The model card of a run, and what its cost follows, as files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from pbcrl import LearnedCost, PreferenceBuffer
-from pbcrl.effects import Effect, Threshold, effects, telling
+from pbcrl.card import followed_inputs, model_card
+from pbcrl.effects import Effect, Threshold
 from pbcrl.errors import StorageError
 from pbcrl.spaces import names_of
 from pbcrl.storage import write_atomically
@@ -46,12 +47,12 @@ def write_card(
         StorageError: If it cannot be written.
     """
     args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
-    found = _effects(cost_model, buffer, envs)
-    if found is not None:
-        saved = json.dumps([asdict(effect) for effect in found], default=np.ndarray.tolist)
+    followed = followed_inputs(cost_model, buffer, names=names_of(envs))
+    if len(cost_model.obs_shape) == 1 and buffer.trajectories:
+        saved = json.dumps([asdict(effect) for effect in followed], default=np.ndarray.tolist)
         write_atomically(folder / EFFECTS, saved.encode())
-    learned = _learned(cost_model, found)
-    write_atomically(folder / CARD, _text(args, summary, cost_model, learned).encode())
+    text = _text(args, summary, cost_model, buffer, followed)
+    write_atomically(folder / CARD, text.encode())
 
 
 def read_effects(folder: Path) -> list[Effect] | None:
@@ -92,102 +93,36 @@ def _text(
     args: Mapping[str, Any],
     summary: Mapping[str, Any],
     cost_model: LearnedCost,
-    learned: list[str],
+    buffer: PreferenceBuffer,
+    followed: Sequence[Effect],
 ) -> str:
     made_by = args["made_by"]
-    limit = summary["cost_limit"]
     number, measured = summary["test_episodes"], {k: summary[k] for k in _MEASURES}
     known = {k: v for k, v in measured.items() if v is not None}
     accuracy = [f"- {_MEASURES[k]}: {v:.3g}" for k, v in known.items()]
     # What a summary has as null is undefined.
     numbers = {k: float("nan") if v is None else v for k, v in summary.items()}
-    warnings = [*cost_model_verdicts(numbers), *summary["warnings"]]
-    return "\n".join(
-        [
-            f"# Cost model for {args['env_id']}",
-            "",
-            "A cost per step, learned from comparisons of episodes. One is safe if",
-            "the sum of its costs is at most the limit.",
-            "",
-            "| | |",
-            "|---|---|",
-            f"| env | `{args['env_id']}` |",
-            f"| reads | raw observations {cost_model.obs_shape}, executed actions "
-            f"({cost_model.act_dim},) |",
-            f"| limit | {cost_model.learned_limit:g} per episode, {_horizon(cost_model)} |",
-            f"| labelled by | {_labeller(args, limit)} |",
-            f"| queries | {summary['queries_used']:,}, over {summary['compared_episodes']:,} "
-            "different episodes for training |",
-            f"| made by | pbcrl {made_by['pbcrl']}, commit {made_by['commit']}: "
-            f"`{made_by['command']}` |",
-            "",
-            "## What it learned",
-            "",
-            *learned,
-            "",
-            f"## Accuracy, on {number} test episodes",
-            "",
-            *(accuracy or ["Not known: it takes true costs on both sides of a known limit."]),
-            "",
-            "## Warnings",
-            "",
-            *(f"- {text}" for text in warnings),
-            "- It is valid where it has labels: on episodes like those of this run. A policy that "
-            "is trained under it looks for what it gets wrong; go on labelling, or check.",
-            "- Scores have no unit: compare them with the limit and with each other only.",
-            "",
-            "## Use",
-            "",
-            "```python",
-            "from pbcrl import PreferenceCostWrapper, load_cost_model",
-            "",
-            'model, info = load_cost_model("cost_model.safetensors")',
-            "env = PreferenceCostWrapper(env, model)  # info['cost']",
-            "is_safe = model.score(trajectories) <= model.learned_limit",
-            "```",
-            "",
-        ]
-    )
-
-
-def _effects(
-    cost_model: LearnedCost, buffer: PreferenceBuffer, envs: VectorEnv
-) -> list[Effect] | None:
-    """What the cost follows most; None if it reads images, or was trained on nothing."""
-    if len(cost_model.obs_shape) != 1 or not buffer.trajectories:
-        return None
-    found = effects(
+    commit = f", commit {made_by['commit']}" if made_by["commit"] else ""
+    return model_card(
         cost_model,
-        buffer.trajectories,
-        rng=np.random.default_rng(0),
-        safe=buffer.safe_shares,
-        names=names_of(envs),
+        buffer,
+        title=f"Cost model for {args['env_id']}",
+        about={
+            "env": f"`{args['env_id']}`",
+            "labelled by": _labeller(args, summary["cost_limit"]),
+            "queries": f"{summary['queries_used']:,}, over {summary['compared_episodes']:,} "
+            "different episodes for training",
+            "made by": f"pbcrl {made_by['pbcrl']}{commit}: `{made_by['command']}`",
+        },
+        sections={
+            f"Accuracy, on {number} test episodes": [
+                *(accuracy or ["Not known: it takes true costs on both sides of a known limit."]),
+                *(f"- {text}" for text in cost_model_verdicts(numbers)),
+            ]
+        },
+        warnings=summary["warnings"],
+        followed=followed,
     )
-    return telling(found)
-
-
-def _learned(cost_model: LearnedCost, found: Sequence[Effect] | None) -> list[str]:
-    """The inputs that the cost follows most, as a table."""
-    if len(cost_model.obs_shape) != 1:
-        return ["It reads images, of which no single number says anything."]
-    if found is None:
-        return ["Not known: it was trained on nothing."]
-    rows = [f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in found]
-    if not rows:
-        return ["Nothing: no input makes a difference to the cost."]
-    return [
-        "| input | share | effect |",
-        "|---|---|---|",
-        *rows,
-        "",
-        "The share is how far the cost of a step moves, of its spread, if this input alone is "
-        "that of another step; for max and min, all sensors of that kind are. Shares overlap.",
-    ]
-
-
-def _horizon(cost_model: LearnedCost) -> str:
-    steps = cost_model.horizon
-    return "of any length" if steps is None else f"of at most {steps:,} steps"
 
 
 def _labeller(args: Mapping[str, Any], limit: float | None) -> str:

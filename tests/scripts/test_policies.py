@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from pbcrl import load_cost_model, load_policy
+from pbcrl.errors import StorageError
 from pbcrl.export.policy import POLICY_FILE
 from pbcrl.lagrange import LagrangeMultiplier
 from pbcrl.storage import load_tensors
-from pbcrl_script_utils.card import read_effects
+from pbcrl_script_utils.card import EFFECTS, read_effects
 from pbcrl_script_utils.policies import Candidates, DeadEnd, policy_of
 
 from .conftest import load_edited
@@ -195,9 +196,18 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
     learned = read_effects(folder)
     assert learned
     assert all(
-        f"| {effect.name} | {effect.importance:.0%} | {effect.rule} |" in card for effect in learned
+        f"| {effect.name} | {min(effect.importance, 1):.0%} | {effect.rule} |" in card
+        for effect in learned
     )
     assert all(set(effect.shares) == {"safe", "unsafe"} for effect in learned)  # of the labels
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', '[{"name": "x"}]', '[{"shares": []}]'])
+def test_effects_of_a_run_that_cannot_be_read_are_refused(tmp_path, text):
+    assert read_effects(tmp_path) is None
+    (tmp_path / EFFECTS).write_text(text)
+    with pytest.raises(StorageError, match=r"effects\.json .* cannot be read: .*; delete it"):
+        read_effects(tmp_path)
 
 
 @pytest.mark.slow
