@@ -38,7 +38,7 @@ class Args:
     """env steps of the policy under the learned cost"""
     reward_timesteps: Count = 150_000
     """env steps of the policy that knows the reward alone"""
-    queries: NonNegativeInt = 2_000
+    queries: Count = 2_000
     """pairs of episodes that the simulated oracle labels before; as many while training"""
     runs_dir: str = "runs/demo"
     """folder of the two runs and of the picture; what lies there is used again"""

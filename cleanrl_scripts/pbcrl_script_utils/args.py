@@ -158,11 +158,19 @@ def check_args(args: Any) -> None:
             "or remove it"
         )
     dataset = given.get("dataset")
-    if dataset is not None and not Path(dataset).exists() and minari_folder(dataset) is None:
+    if dataset is not None and not _is_dataset(dataset):
+        found = "is none of these" if Path(dataset).exists() else "does not exist"
         raise ValueError(
             "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
-            f"{dataset} does not exist; correct the path"
+            f"{dataset} {found}; correct the path"
         )
+
+
+def _is_dataset(name: str) -> bool:
+    """Whether something of the right kind is there; whether it can be read, its reader says."""
+    path = Path(name)
+    ours = path / "manifest.safetensors"
+    return path.is_file() or ours.exists() or minari_folder(name) is not None
 
 
 def slow_multiplier(

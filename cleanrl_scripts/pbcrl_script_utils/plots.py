@@ -25,6 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from pbcrl import LearnedCost, Trajectory
 from pbcrl.effects import Effect, Threshold
 from pbcrl_script_utils.envs import flat_dims, make_envs
+from pbcrl_script_utils.verdict import rare_interval
 
 TRUE, LEARNED, LIMIT = "tab:red", "tab:blue", "black"
 SAFE, UNSAFE = "#2a9d8f", "#e76f51"
@@ -61,7 +62,7 @@ def calibration(
 
     The safety loss takes P(unsafe) = σ(learned cost - learned limit) of an episode. Bins are of
     equal width, so that they lie apart wherever most episodes are; on the dashed line the
-    probability is right. What is above all of them is not drawn.
+    probability is right. What is above all of them is not drawn. Bars are exact 95 % intervals.
 
     Args:
         true: True costs, (E,).
@@ -76,15 +77,13 @@ def calibration(
     place = np.digitize(probability, edges)
     bins = [np.flatnonzero(place == i) for i in np.unique(place)]
     said, seen = (np.array([x[part].mean() for part in bins]) for x in (probability, unsafe))
-    # Laplace's rule keeps the interval of a bin with no unsafe episode above 0.
     numbers = np.array([len(part) for part in bins])
-    smooth = (seen * numbers + 1) / (numbers + 2)
+    low, high = np.transpose([rare_interval(int(unsafe[part].sum()), len(part)) for part in bins])
     figure, axis = plt.subplots(figsize=(4.2, 3.8), layout="constrained")
     axis.plot([0, 1], [0, 1], "--", color=LIMIT, linewidth=1)
-    half = 1.96 * np.sqrt(smooth * (1 - smooth) / numbers)
-    axis.errorbar(said, seen, half, fmt="none", color=LEARNED)
+    axis.errorbar(said, seen, (seen - low, high - seen), fmt="none", color=LEARNED)
     axis.scatter(said, seen, 15 + 120 * numbers / len(true), color=LEARNED, zorder=2.5)
-    right, top = max(said.max(), 0.01), min(1.0, (seen + half).max())
+    right, top = max(said.max(), 0.01), high.max()
     axis.set(xlim=(-0.05 * right, 1.05 * right), ylim=(-0.05 * top, 1.05 * top))
     axis.set_xlabel("P(unsafe) by the learned cost")
     axis.set_ylabel(f"share of episodes with C > {limit:g}")
@@ -112,7 +111,8 @@ def tail(
         axis.step(np.sort(costs), above, where="pre", color=color, label=name)
     axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1, label=f"limit {limit:g}")
     axis.set_yscale("log")
-    axis.set_xlim(0, 1.05 * max(limit, true.max(), scaled.max()))
+    right = max(limit, true.max(), scaled.max())
+    axis.set_xlim(-0.03 * right, 1.05 * right)  # episodes that cost nothing are a line at 0
     axis.set_xlabel("episode cost c")
     axis.set_ylabel("share of episodes with C >= c")
     axis.set_title(f"{title}, {len(true)} episodes".lstrip(", "), fontsize="small")
