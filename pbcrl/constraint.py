@@ -122,10 +122,10 @@ class UnsafeRate:
 
     Where episodes are alike, P is 0 or 1, and a price that follows it swings a policy between
     haste and standing still. So λ falls no faster than learned costs are below their limit b, but
-    at least a fifth as fast as P asks. With Q the learned cost that at most p* of the episodes
+    at least half as fast as P asks. With Q the learned cost that at most p* of the episodes
     exceed, the measure is
 
-    .. math:: p^* (1 + \max(e, \min(g, e / 5))), \quad e = P / p^* - 1, \quad g = Q / b - 1
+    .. math:: p^* (1 + \max(e, \min(g, e / 2))), \quad e = P / p^* - 1, \quad g = Q / b - 1
 
     where e is negative and b positive, and P elsewhere: a network's limit is 0.
 
@@ -182,7 +182,7 @@ class UnsafeRate:
         excess = (called_unsafe * right + (1 - called_unsafe) * wrong) / self.max_rate - 1
         if excess < 0 < learned_limit:
             cost = float(np.quantile(learned_costs, 1 - self.max_rate, method="higher"))
-            excess = max(excess, min(cost / learned_limit - 1, excess / 5))
+            excess = max(excess, min(cost / learned_limit - 1, excess / 2))
         if by_marks and learned_limit > 0:
             mean_excess = float(learned_costs.mean()) / learned_limit - 1
             excess = max(excess, mean_excess / 5 if mean_excess > 0 else mean_excess)

@@ -77,7 +77,7 @@ def test_false_alarms_do_not_hold_a_safe_policy_back():
     """Eight of ten were false: of the half that it calls unsafe 3 of 11 are, where 0.2 may be."""
     labels = judged(right=40, false_alarms=8, found=2)
     rate, allowed = UnsafeRate(0.2).measure(labels, np.array([1.0, 5]), 3.0)
-    assert rate / allowed == pytest.approx(1 + (0.5 * 3 / 11 / 0.2 - 1) / 5)  # a fifth as fast
+    assert rate / allowed == pytest.approx(1 + (0.5 * 3 / 11 / 0.2 - 1) / 2)  # half as fast
     assert rate < allowed
 
 
@@ -100,13 +100,13 @@ def test_labels_that_come_while_no_episode_ends_count_once_one_does():
 @pytest.mark.parametrize(
     ("costs", "labels", "measured"),
     [
-        ([7.0, 7.0], judged(right=5), 0.7),  # all are safe, by three tenths: 1 - 0.3 in place of 0
-        ([9.9, 9.9], judged(right=5), 0.8),  # by a hundredth: a fifth of e counts
-        ([-9.0, 9.0], judged(right=5), 0.8),  # the cost that a fifth of the episodes exceed
+        ([4.0, 4.0], judged(right=5), 0.4),  # all are safe, by six tenths: 1 - 0.6 in place of 0
+        ([9.9, 9.9], judged(right=5), 0.5),  # by a hundredth: half of e counts
+        ([-9.0, 9.0], judged(right=5), 0.5),  # the cost that a fifth of the episodes exceed
         ([-9.0, -9.0], judged(right=5), 0.0),  # no more than P says
         ([10.1, 10.1], judged(right=5), 5.0),  # all are unsafe, by whatever it may be
         ([7.0, 7.0], judged(missed=4.5), 3.0),  # the model errs, labels say 4.5 of 7.5
-        ([12.0, 12.0], judged(false_alarms=9), 0.9),  # false alarms: a tenth of both are unsafe
+        ([12.0, 12.0], judged(false_alarms=9), 0.75),  # false alarms: a tenth of both are unsafe
     ],
 )
 def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, labels, measured):
@@ -120,7 +120,7 @@ def test_lambda_falls_no_faster_than_learned_costs_are_below_their_limit(costs, 
     [
         ([0.0] * 19 + [400.0], 1, 1.2),  # one of twenty is unsafe, as is allowed: the mean is 20
         ([0.0] * 19 + [30.0], 1, 1),  # the mean is 1.5
-        ([9.0] * 20, 0.8, 0.9),  # λ falls no faster than the mean is below the limit
+        ([9.0] * 20, 0.5, 0.9),  # λ falls no faster than the mean is below the limit
         ([0.0] * 20, 0, 0),
         ([11.0] * 20, 20, 20),  # all are unsafe, by little
     ],
