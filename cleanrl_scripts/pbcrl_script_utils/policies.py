@@ -167,9 +167,10 @@ class DeadEnd:
     pendulum that swings up too fast is too fast for longer if it slows down a little. If that was
     in vain as well, λ may rise to 3 at once. *Worse than untrained* is one that earns less than in
     its first episodes for a tenth of the training: it fled a high price into a corner, and stays
-    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
-    earn less. Either gets its nets' first weights back: the second once, the first as often as it
-    holds, in the first half of the training. A policy has the rest for a better way. It applies to
+    there when λ has fallen. Afresh it begins with the lowest λ, and so learns what pays before that
+    is priced. Where nearly all of the first episodes were labelled unsafe, it may have to earn
+    less. Either gets its nets' first weights back: the second once, the first as often as it holds,
+    in the first half of the training. A policy has the rest for a better way. It applies to
     `--constraint rate`.
 
     Args:
@@ -280,7 +281,9 @@ class DeadEnd:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
         was_in_vain = kind == "unsafe" and self._state["after_unsafe"]
-        self._multiplier.reset(ceiling=min(self._cap, self.HIGH) if was_in_vain else 0)
+        self._multiplier.reset(
+            ceiling=min(self._cap, self.HIGH) if was_in_vain else 0, lowest=kind == "worse"
+        )
         self._state |= {"worse": 0, f"after_{kind}": iteration}
         self._excess, self._rounds = [], []
         self._say(

@@ -319,13 +319,19 @@ def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
 
 
 @pytest.mark.parametrize(
-    ("shares", "options"),
-    [([0.5] * 20, {"price": 2.0}), ([1.0] * 10, {}), ([0.0] * 10, {"price": 0.03, "earned": 0.9})],
+    ("shares", "options", "lowest"),
+    [
+        ([0.5] * 20, {"price": 2.0}, False),
+        ([1.0] * 10, {}, False),
+        ([0.0] * 10, {"price": 0.03, "earned": 0.9}, True),  # it had fled a price
+    ],
 )
-def test_a_policy_that_starts_afresh_has_the_first_price(shares, options):
+def test_a_policy_that_starts_afresh_has_the_first_price_or_the_lowest(shares, options, lowest):
     *_, said, multiplier, _ = walked(shares, **options)
     assert len(said) == 1
-    assert multiplier.state_dict() == LagrangeMultiplier(initial=INITIAL, dear=1.0).state_dict()
+    expected = LagrangeMultiplier(initial=INITIAL, dear=1.0)
+    expected.reset(lowest=lowest)
+    assert multiplier.state_dict() == expected.state_dict()
 
 
 def test_a_policy_whose_fresh_start_was_in_vain_may_pay_3_at_once():
