@@ -246,7 +246,7 @@ def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **op
     agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
-    args |= {"num_iterations": 100, **options}
+    args |= {"multiplier_initial": INITIAL, "num_iterations": 100, **options}
     cap = max(3.0, args["multiplier_cap"])
     multiplier = LagrangeMultiplier(lr=0.1, initial=INITIAL, dear=1.0, cap=cap)
     dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, multiplier, say=said.append)
@@ -353,14 +353,20 @@ def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_
     assert is_afresh(walked([0.3] * 10, price=0.03, earned=-5.0))  # safe or not
     assert not is_afresh(walked([0.0] * 9, price=0.03, earned=0.9))
     assert not is_afresh(walked([0.0] * 50, price=0.03, earned=1.0))
-    assert not is_afresh(walked([0.0] * 61, price=0.03, earned=0.9, calm=41))
+    assert is_afresh(walked([0.0] * 60, price=0.03, earned=0.9, calm=50))
+    assert not is_afresh(walked([0.0] * 62, price=0.03, earned=0.9, calm=51))  # too late
 
 
-def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
-    """Eight tenths of the first episodes or more were labelled unsafe, or none had a label."""
-    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9, first=0.79))
-    assert not is_afresh(walked([0.0] * 50, price=0.03, earned=0.9, first=0.8))
-    assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
+def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less_for_a_price():
+    """Eight tenths of the first episodes or more were labelled unsafe, or none had a label.
+
+    Below the first λ it is no price that holds the policy.
+    """
+    assert is_afresh(walked([0.0] * 10, earned=0.9, first=0.79, excess=-0.1))
+    assert not is_afresh(walked([0.0] * 50, earned=0.9, first=0.8, excess=-0.1))
+    assert not is_afresh(walked([None] * 50, earned=0.9, first=None, excess=-0.1))
+    assert is_afresh(walked([0.0] * 10, price=0.99, earned=0.9, first=0.8, excess=-0.1))
+    assert is_afresh(walked([None] * 10, price=0.99, earned=0.9, first=None, excess=-0.1))
 
 
 @pytest.mark.parametrize(
