@@ -581,6 +581,8 @@ def train(args: Args) -> Path:
 
             # -- 6. Dual ascent --------------------------------------------------------------------
             multiplier.update(measured, allowed)  # None leaves it as it is
+            is_within = measured is not None and measured <= allowed
+            candidates.update(iteration, agent, is_within=is_within)
             # Where no way leads on, the policy starts afresh.
             labelled, ended = answers.unsafe_rate, progress.ended
             dead_end.update(iteration, measured, allowed, ended, len(new), labelled=labelled)
@@ -603,8 +605,6 @@ def train(args: Args) -> Path:
                 "policy_std": float(agent.log_std.detach().exp().mean()),
             }
             run.log(iteration * args.batch_size, metrics)
-            is_within = measured is not None and measured <= allowed
-            candidates.update(iteration, agent, is_within=is_within)
             checkpoint.after(iteration)
 
         # -- Evaluation ----------------------------------------------------------------------------

@@ -28,37 +28,37 @@ def model_card(
     about: Mapping[str, str] | None = None,
     sections: Mapping[str, Sequence[str]] | None = None,
     warnings: Sequence[str] = (),
-    followed: Sequence[Effect] | None = None,
+    found: Sequence[Effect] | None = None,
 ) -> str:
     """Return the card of a cost model, as Markdown.
 
     Args:
         model: Trees or networks, once trained.
         buffer: What it was trained on.
-        title: Its first line.
-        about: More rows of its first table, by name.
-        sections: More of them by heading, in lines, before the warnings.
-        warnings: More of them.
-        followed: As `followed_inputs` returns it; None calls it.
+        title: The heading of the card.
+        about: Further rows of the table at its top: name to text.
+        sections: Further sections, before the warnings: heading to lines.
+        warnings: Further warnings.
+        found: What `main_effects` has returned; None calls it.
 
     Raises:
         ValueError: If the buffer's trajectories do not have the sizes that the model reads.
     """
-    if followed is None:
-        followed = followed_inputs(model, buffer)
+    for trajectory in buffer.trajectories:
+        model._check_sizes(trajectory.obs.shape[1:], trajectory.actions.shape[1])
+    if found is None:
+        found = main_effects(model, buffer)
     shares = buffer.safe_shares
     num_safe, num_unsafe = int((shares > 0.5).sum()), int((shares < 0.5).sum())
-    steps = model.horizon
     rows = {
         "reads": f"raw observations {model.obs_shape}, executed actions ({model.act_dim},)",
-        "limit": f"{model.learned_limit:g} per episode, "
-        + ("of any length" if steps is None else f"of at most {steps:,} steps"),
-        "labels": f"{len(buffer):,} pairs of {len(buffer.trajectories):,} episodes or segments; "
+        "limit": f"{model.learned_limit:g} {_of_what(model, buffer)}",
+        "labels": f"{len(buffer):,} pairs of {buffer.num_compared:,} episodes or segments; "
         f"{num_safe:,} of these were called safe, {num_unsafe:,} unsafe",
         **(about or {}),
     }
-    said = {
-        "What it learned": _learned(model, buffer, followed),
+    texts = {
+        "What it learned": _learned(model, buffer, found),
         **(sections or {}),
         "Warnings": [f"- {text}" for text in (*warnings, *_ALWAYS)],
         "Use": [
@@ -81,19 +81,19 @@ def model_card(
         "|---|---|",
         *(f"| {name} | {text} |" for name, text in rows.items()),
     ]
-    for heading, text in said.items():
+    for heading, text in texts.items():
         lines += ["", f"## {heading}", "", *text]
     return "\n".join([*lines, ""])
 
 
-def followed_inputs(
+def main_effects(
     model: LearnedCost, buffer: PreferenceBuffer, *, names: Sequence[str] | None = None
 ) -> list[Effect]:
-    """Return what a cost follows most over its labelled trajectories; nothing of images.
+    """Return what a cost follows most, on the trajectories that it was trained on.
 
     Args:
-        model: Trees or networks.
-        buffer: What it was trained on; without a trajectory nothing is known.
+        model: Trees or networks; of images there is nothing to say.
+        buffer: What it was trained on; without a trajectory there is nothing to say either.
         names: Of its inputs, as `pbcrl.effects.effects` takes them.
     """
     if len(model.obs_shape) != 1 or not buffer.trajectories:
@@ -103,18 +103,29 @@ def followed_inputs(
     return telling(found)
 
 
-def _learned(model: LearnedCost, buffer: PreferenceBuffer, followed: Sequence[Effect]) -> list[str]:
+def _of_what(model: LearnedCost, buffer: PreferenceBuffer) -> str:
+    """What the limit is one of."""
+    if model.horizon is not None:
+        return f"per episode, of at most {model.horizon:,} steps"
+    lengths = sorted({len(trajectory) for trajectory in buffer.trajectories})
+    if not lengths:
+        return "per episode, of any length"
+    shown = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
+    return f"for what was compared, of {shown} steps"
+
+
+def _learned(model: LearnedCost, buffer: PreferenceBuffer, found: Sequence[Effect]) -> list[str]:
     """The inputs that the cost follows most, as a table."""
     if len(model.obs_shape) != 1:
         return ["It reads images, of which no single number says anything."]
     if not buffer.trajectories:
         return ["Not known: it was trained on nothing."]
-    if not followed:
+    if not found:
         return ["Nothing: no input makes a difference to the cost."]
     return [
         "| input | share | effect |",
         "|---|---|---|",
-        *(f"| {e.name} | {min(e.importance, 1):.0%} | {e.rule} |" for e in followed),
+        *(f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in found),
         "",
         "The share is how far the cost of a step moves, of its spread, if this input alone is "
         "that of another step; for max and min, all sensors of that kind are. Shares overlap.",

@@ -348,7 +348,7 @@ class _Probe:
         return Effect(
             name=name,
             group=group,
-            importance=importance,
+            importance=min(importance, 1.0),  # a sample of steps may say a little more
             spread=0.0 if self.sd == 0 else float(at_steps.std() / self.sd),
             edges=edges,
             costs=curve,

@@ -99,20 +99,17 @@ class LagrangeMultiplier:
         """λ >= 0."""
         return self._state["value"]
 
-    def reset(self, *, ceiling: float = 0.0, lowest: bool = False) -> None:
+    def reset(self, *, ceiling: float = 0.0) -> None:
         """Make it as it was at first, for a policy that begins anew.
 
         Args:
             ceiling: What it may rise to at once, finite; c is at least as at first.
-            lowest: Whether it begins at its lowest, and not at `initial`.
         """
         require_in("[0, inf)", ceiling=ceiling)
         self._state = dict(self._first)
         if ceiling:
             lifted = max(math.log(ceiling), self._first["log_ceiling"])
             self._state["log_ceiling"] = lifted
-        if lowest and self._lowest:
-            self._state |= {"value": self._lowest, "log_integral": math.log(self._lowest)}
 
     def update(self, episode_cost: float | None, limit: float = 0.0) -> float:
         """Raise λ if the episodes cost more than the limit, else lower it.

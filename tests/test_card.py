@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box
 
 from pbcrl import CostModel, Label, PreferenceBuffer, Trajectory
-from pbcrl.card import followed_inputs, model_card
+from pbcrl.card import main_effects, model_card
 
 SPACES = Box(-1, 1, (4,)), Box(-1, 1, (2,))
 NAMES = ["x", "y", "vx", "vy", "push[0]", "push[1]"]
@@ -35,16 +35,16 @@ def section(card, heading):
 
 def test_a_card_lists_what_the_cost_follows_and_counts_the_labels():
     model, buffer = CostModel(*SPACES, net=TooFarRight(), output_scale=1.0), labelled()
-    followed = followed_inputs(model, buffer, names=NAMES)
-    card = model_card(model, buffer, followed=followed)
+    found = main_effects(model, buffer, names=NAMES)
+    card = model_card(model, buffer, found=found)
     assert card.startswith("# Cost model\n")
     head, line, *rows, _, sentence = section(card, "What it learned")
     assert (head, line) == ("| input | share | effect |", "|---|---|---|")
     assert [row.split(" | ")[0] for row in rows] == ["| x", "| push[1]"]
     assert "cost rises above 0." in rows[0]
     assert sentence.startswith("The share is")
-    assert "| limit | 0 per episode, of any length |" in card
-    said = "2 pairs of 6 episodes or segments; 1 of these were called safe, 1 unsafe"
+    assert "| limit | 0 for what was compared, of 100 steps |" in card
+    said = "2 pairs of 3 episodes or segments; 1 of these were called safe, 1 unsafe"
     assert f"| labels | {said} |" in card
     assert model_card(model, buffer) == card.replace("| x |", "| obs[0] |").replace(
         "| push[1] |", "| action[1] |"
@@ -81,6 +81,23 @@ def test_a_card_says_where_nothing_can_be_listed(space, buffer, said):
     assert line.startswith(said)
 
 
-def test_a_card_of_other_trajectories_is_refused():
-    with pytest.raises(ValueError, match=r"3.*4|4.*3"):
-        model_card(CostModel(Box(-1, 1, (3,)), SPACES[1]), labelled())
+@pytest.mark.parametrize(
+    ("horizon", "lengths", "said"),
+    [
+        (40, (40, 20), "0 per episode, of at most 40 steps"),
+        (None, (20, 30, 1_000), "0 for what was compared, of 20 to 1,000 steps"),
+        (None, (), "0 per episode, of any length"),
+    ],
+)
+def test_a_card_says_of_what_the_limit_is(horizon, lengths, said):
+    model = CostModel(*SPACES, horizon=horizon)
+    shown = [Trajectory(np.zeros((length, 4)), np.zeros((length, 2))) for length in lengths]
+    assert f"| limit | {said} |" in model_card(model, PreferenceBuffer(shown))
+
+
+@pytest.mark.parametrize("found", [None, []])
+def test_a_card_of_other_trajectories_is_refused(found):
+    with pytest.raises(
+        ValueError, match=r"made for: \(obs_dim, act_dim\) = \(3, 2\), got \(4, 2\)"
+    ):
+        model_card(CostModel(Box(-1, 1, (3,)), SPACES[1]), labelled(), found=found)

@@ -160,19 +160,6 @@ def test_a_reset_may_lift_the_ceiling():
         multiplier.reset(ceiling=math.inf)
 
 
-@pytest.mark.parametrize(("initial", "expected"), [(1.0, 0.03), (0.01, 0.01)])
-def test_a_reset_may_begin_at_the_lowest(initial, expected):
-    """From there it rises as from anywhere: by 0.1 for good, and by ten times that at once."""
-    multiplier = LagrangeMultiplier(initial=initial)
-    multiplier.reset(lowest=True)
-    assert multiplier.value == expected
-    assert multiplier.update(60.0, 10.0) == pytest.approx(expected * math.exp(1.1))
-    assert multiplier.update(60.0, 10.0) == pytest.approx(expected * math.exp(1.2))
-    constant = LagrangeMultiplier(lr=0.0, initial=0.0)
-    constant.reset(lowest=True)
-    assert constant.value == 0
-
-
 def test_against_a_limit_that_no_policy_meets_it_stops_at_its_cap():
     assert after([12.0] * 1000, cap=3.0).value == 3
 

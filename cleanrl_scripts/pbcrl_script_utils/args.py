@@ -162,7 +162,7 @@ def check_args(args: Any) -> None:
         found = "is none of these" if Path(dataset).exists() else "does not exist"
         raise ValueError(
             "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
-            f"{dataset} {found}; correct the path"
+            f"{dataset} {found}; correct the path, or wait for its writer"
         )
 
 

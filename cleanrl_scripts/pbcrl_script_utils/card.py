@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from pbcrl import LearnedCost, PreferenceBuffer
-from pbcrl.card import followed_inputs, model_card
+from pbcrl.card import main_effects, model_card
 from pbcrl.effects import Effect, Threshold
 from pbcrl.errors import StorageError
 from pbcrl.spaces import names_of
@@ -47,11 +47,11 @@ def write_card(
         StorageError: If it cannot be written.
     """
     args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
-    followed = followed_inputs(cost_model, buffer, names=names_of(envs))
+    effects = main_effects(cost_model, buffer, names=names_of(envs))
     if len(cost_model.obs_shape) == 1 and buffer.trajectories:
-        saved = json.dumps([asdict(effect) for effect in followed], default=np.ndarray.tolist)
+        saved = json.dumps([asdict(effect) for effect in effects], default=np.ndarray.tolist)
         write_atomically(folder / EFFECTS, saved.encode())
-    text = _text(args, summary, cost_model, buffer, followed)
+    text = _text(args, summary, cost_model, buffer, effects)
     write_atomically(folder / CARD, text.encode())
 
 
@@ -94,7 +94,7 @@ def _text(
     summary: Mapping[str, Any],
     cost_model: LearnedCost,
     buffer: PreferenceBuffer,
-    followed: Sequence[Effect],
+    effects: Sequence[Effect],
 ) -> str:
     made_by = args["made_by"]
     number, measured = summary["test_episodes"], {k: summary[k] for k in _MEASURES}
@@ -110,18 +110,16 @@ def _text(
         about={
             "env": f"`{args['env_id']}`",
             "labelled by": _labeller(args, summary["cost_limit"]),
-            "queries": f"{summary['queries_used']:,}, over {summary['compared_episodes']:,} "
-            "different episodes for training",
+            "queries": f"{summary['queries_used']:,}",
             "made by": f"pbcrl {made_by['pbcrl']}{commit}: `{made_by['command']}`",
         },
         sections={
-            f"Accuracy, on {number} test episodes": [
-                *(accuracy or ["Not known: it takes true costs on both sides of a known limit."]),
-                *(f"- {text}" for text in cost_model_verdicts(numbers)),
-            ]
+            f"Accuracy, on {number} test episodes": accuracy
+            or ["Not known: it takes true costs on both sides of a known limit."],
+            "Verdict": [f"- {text}" for text in cost_model_verdicts(numbers)] or ["None."],
         },
         warnings=summary["warnings"],
-        followed=followed,
+        found=effects,
     )
 
 

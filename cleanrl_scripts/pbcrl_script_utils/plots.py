@@ -62,7 +62,8 @@ def calibration(
 
     The safety loss takes P(unsafe) = σ(learned cost - learned limit) of an episode. Bins are of
     equal width, so that they lie apart wherever most episodes are; on the dashed line the
-    probability is right. What is above all of them is not drawn. Bars are exact 95 % intervals.
+    probability is right. What is above all of them is not drawn. Bars are exact 95 % intervals,
+    one-sided where no episode is unsafe.
 
     Args:
         true: True costs, (E,).
@@ -99,8 +100,8 @@ def tail(
     """Share of episodes that cost at least c, of true and of learned costs.
 
     Learned costs are moved and scaled so that the learned limit lies on the true one and their
-    standard deviations agree, as for the scaled W2. What is then below 0, which no cost is, is left
-    out. None if either has no spread.
+    standard deviations agree, as for the scaled W2. What is then below 0, which no cost is, counts
+    as 0. None if either has no spread.
     """
     if true.std() == 0 or learned.std() == 0:
         return None
@@ -108,7 +109,7 @@ def tail(
     figure, axis = plt.subplots(figsize=(5.4, 3.8), layout="constrained")
     for costs, name, color in ((true, "true", TRUE), (scaled, "learned, scaled", LEARNED)):
         above = 1 - np.arange(len(costs)) / len(costs)
-        axis.step(np.sort(costs), above, where="pre", color=color, label=name)
+        axis.step(np.sort(costs).clip(0), above, where="pre", color=color, label=name)
     axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1, label=f"limit {limit:g}")
     axis.set_yscale("log")
     right = max(limit, true.max(), scaled.max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,10 +85,10 @@ class Candidates:
     with mean actions. Of those that the constraint calls safe the one of the highest return is
     taken. If there are none, the policy has left the limit for good, as where a price that falls
     leads into a dead end once more. Then one of before is taken: of each earlier fifth the last one
-    that was measured within the limit plays, the newest first, until one is safe. What an unsafe
-    policy was before it started afresh (`DeadEnd`) had not kept the limit, and is none of them: it
-    earns more where it is unsafe unnoticed. If none is safe, the nearest to it of the last fifth
-    stays. Neither labels nor true costs have a part in it: the cost model judges.
+    that was measured within the limit plays, the newest first, until one is safe. A policy that
+    started afresh (`DeadEnd`) for being unsafe was not measured so, and is none of them: it earns
+    more where it is unsafe unnoticed. If none is safe, the nearest to it of the last fifth stays.
+    Neither labels nor true costs have a part in it: the cost model judges.
     The best of several is partly the luckiest: evaluations and certificates play other episodes.
     """
 
@@ -167,12 +167,9 @@ class DeadEnd:
     pendulum that swings up too fast is too fast for longer if it slows down a little. If that was
     in vain as well, λ may rise to 3 at once. *Worse than untrained* is one that earns less than in
     its first episodes for a tenth of the training: it fled a high price into a corner, and stays
-    there when λ has fallen. Afresh it begins with the lowest λ, and so learns what pays before that
-    is priced. Where nearly all of the first episodes were labelled unsafe, it may have to earn
-    less, but not for a price below the first. Either gets its nets' first weights back: the second
-    once, in the first three fifths of the training, the first as often as it holds, in the first
-    half. A policy has the rest for a better way; if it finds none, `Candidates` has what had fled.
-    It applies to `--constraint rate`.
+    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
+    earn less. Either gets its nets' first weights back, as often as it holds, in the first half of
+    the training. A policy has the rest for a better way. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -186,8 +183,6 @@ class DeadEnd:
     """Of labels that say unsafe: nearly all, of which one in ten or so may be wrong."""
     FALLEN = 0.9
     """The newer half of a fifth of the training has less than this share of the older's excess."""
-    LATEST: ClassVar = {"unsafe": 1 / 2, "worse": 3 / 5}
-    """Of the training, for a fresh start. One that had kept its limit can be left as it was."""
     HIGH = 3.0
     """λ that a policy may have at once after a fresh start that was in vain."""
     UNTRAINED = 20
@@ -205,8 +200,7 @@ class DeadEnd:
         self._agent, self._optimizer, self._say = agent, optimizer, say
         self._multiplier = multiplier
         self._applies = args.constraint == "rate" and args.multiplier_lr > 0  # a λ that moves
-        self._cap, self._initial = args.multiplier_cap, args.multiplier_initial
-        self._total = args.num_iterations
+        self._cap, self._total = args.multiplier_cap, args.num_iterations
         self._dear = min(self._cap, multiplier.dear)
         self._long = max(4, math.ceil(self._total / 10))  # iterations
         weights = agent.named_parameters()
@@ -258,9 +252,8 @@ class DeadEnd:
         returns = ended[:, 0]
         earns_less = bool(returns[-num_new:].mean() < returns[: self.UNTRAINED].mean())
         was_safe_too = self._first_unsafe is not None and self._first_unsafe < self.SHARE
-        needs_less = not was_safe_too and self._multiplier.value >= self._initial
-        self._state["worse"] = self._state["worse"] + 1 if earns_less and not needs_less else 0
-        if self._state["worse"] >= self._long and not self._state["after_worse"]:
+        self._state["worse"] = self._state["worse"] + 1 if earns_less and was_safe_too else 0
+        if self._state["worse"] >= self._long:
             why = "it earned less than in its first episodes"
             self._start(iteration, "worse", self._state["worse"], why)
 
@@ -277,8 +270,8 @@ class DeadEnd:
         return bool(newer > max(self.FALLEN * older, 0))
 
     def _start(self, iteration: int, kind: str, count: int, why: str) -> None:
-        """Start afresh, unless too much of the training is over."""
-        if iteration > self.LATEST[kind] * self._total:
+        """Start afresh, unless half of the training is over."""
+        if 2 * iteration > self._total:
             return
         with torch.no_grad():
             for name, weights in self._agent.named_parameters():
@@ -286,9 +279,7 @@ class DeadEnd:
                     weights.copy_(self._first[name])
         self._optimizer.state.clear()
         was_in_vain = kind == "unsafe" and self._state["after_unsafe"]
-        self._multiplier.reset(
-            ceiling=min(self._cap, self.HIGH) if was_in_vain else 0, lowest=kind == "worse"
-        )
+        self._multiplier.reset(ceiling=min(self._cap, self.HIGH) if was_in_vain else 0)
         self._state |= {"worse": 0, f"after_{kind}": iteration}
         self._excess, self._rounds = [], []
         self._say(

@@ -828,18 +828,22 @@ def test_points_of_the_calibration_lie_apart_also_where_nearly_all_episodes_are_
     (axis,) = figure.axes
     (points,) = (c for c in axis.collections if type(c).__name__ == "PathCollection")
     np.testing.assert_allclose(points.get_offsets(), [[0.01, 0.0], [0.5, 0.5]], atol=1e-9)
+    (bars,) = (c for c in axis.collections if type(c).__name__ == "LineCollection")
+    # Of 0 of 990: 1 - 0.05^(1/990). Of 5 of 10 as tabulated (Clopper and Pearson).
+    expected = [[[0.01, 0], [0.01, 0.00302]], [[0.5, 0.1871], [0.5, 0.8129]]]
+    np.testing.assert_allclose(bars.get_segments(), expected, atol=1e-4)
     assert axis.get_xlim()[1] == pytest.approx(0.525)
     small, large = sorted(points.get_sizes())
     assert large > 5 * small
     plots.plt.close(figure)
 
 
-def test_the_tail_shows_no_cost_below_zero():
+def test_the_tail_ends_at_zero():
     """Costs of 0 to 9 and learned ones of -9 to 9: half of their spread is moved by 2, to -2.5."""
     plots = pytest.importorskip("pbcrl_script_utils.plots", reason="the pictures need Matplotlib")
     learned = np.linspace(-9, 9, 10)
     (axis,) = plots.tail(np.arange(10.0), learned, 2.0, 0.0).axes
-    assert min(np.min(line.get_xdata()) for line in axis.get_lines()) < 0
+    assert min(np.min(line.get_xdata()) for line in axis.get_lines()) == 0
     assert axis.get_xlim()[0] == pytest.approx(-0.03 * 9)  # what costs nothing is a line, at 0
     plots.plt.close(axis.figure)
 

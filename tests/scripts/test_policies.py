@@ -184,7 +184,8 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
         f"| reads | raw observations {model.obs_shape}, executed actions ({model.act_dim},) |",
         f"| limit | {model.learned_limit:g} per episode, of at most 100 steps |",
         "| labelled by | a simulated oracle, from true costs with the limit 5 |",
-        f"| queries | {found['queries_used']}, over",
+        f"| queries | {found['queries_used']} |",
+        "of these were called safe",
         "## What it learned",
         f"## Accuracy, on {found['test_episodes']} test episodes",
         f"(guessing: 0.5): {found['pair_accuracy']:.3g}",
@@ -192,12 +193,13 @@ def test_a_model_card_says_what_the_cost_model_was_learned_from_and_warns(
         assert text in card, text
     said = [text for text in found["verdict"] if "cost model" in text]
     assert said  # else this shows nothing
-    assert all(f"- {text}" in card for text in said + found["warnings"])
+    _, verdict, warnings = re.split(r"## Verdict|## Warnings", card)
+    assert all(f"- {text}\n" in verdict for text in said)
+    assert all(f"- {text}\n" in warnings for text in found["warnings"])
     learned = read_effects(folder)
     assert learned
     assert all(
-        f"| {effect.name} | {min(effect.importance, 1):.0%} | {effect.rule} |" in card
-        for effect in learned
+        f"| {effect.name} | {effect.importance:.0%} | {effect.rule} |" in card for effect in learned
     )
     assert all(set(effect.shares) == {"safe", "unsafe"} for effect in learned)  # of the labels
 
@@ -246,7 +248,7 @@ def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **op
     agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
     args = {"constraint": "rate", "multiplier_lr": 0.1, "multiplier_cap": 3.0}
-    args |= {"multiplier_initial": INITIAL, "num_iterations": 100, **options}
+    args |= {"num_iterations": 100, **options}
     cap = max(3.0, args["multiplier_cap"])
     multiplier = LagrangeMultiplier(lr=0.1, initial=INITIAL, dear=1.0, cap=cap)
     dead_end = DeadEnd(SimpleNamespace(**args), agent, optimizer, multiplier, say=said.append)
@@ -319,19 +321,13 @@ def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
 
 
 @pytest.mark.parametrize(
-    ("shares", "options", "lowest"),
-    [
-        ([0.5] * 20, {"price": 2.0}, False),
-        ([1.0] * 10, {}, False),
-        ([0.0] * 10, {"price": 0.03, "earned": 0.9}, True),  # it had fled a price
-    ],
+    ("shares", "options"),
+    [([0.5] * 20, {"price": 2.0}), ([1.0] * 10, {}), ([0.0] * 10, {"price": 0.03, "earned": 0.9})],
 )
-def test_a_policy_that_starts_afresh_has_the_first_price_or_the_lowest(shares, options, lowest):
+def test_a_policy_that_starts_afresh_has_the_first_price(shares, options):
     *_, said, multiplier, _ = walked(shares, **options)
     assert len(said) == 1
-    expected = LagrangeMultiplier(initial=INITIAL, dear=1.0)
-    expected.reset(lowest=lowest)
-    assert multiplier.state_dict() == expected.state_dict()
+    assert multiplier.state_dict() == LagrangeMultiplier(initial=INITIAL, dear=1.0).state_dict()
 
 
 def test_a_policy_whose_fresh_start_was_in_vain_may_pay_3_at_once():
@@ -353,20 +349,15 @@ def test_a_tenth_of_the_training_below_what_an_untrained_policy_earns_is_a_dead_
     assert is_afresh(walked([0.3] * 10, price=0.03, earned=-5.0))  # safe or not
     assert not is_afresh(walked([0.0] * 9, price=0.03, earned=0.9))
     assert not is_afresh(walked([0.0] * 50, price=0.03, earned=1.0))
-    assert is_afresh(walked([0.0] * 60, price=0.03, earned=0.9, calm=50))
-    assert not is_afresh(walked([0.0] * 62, price=0.03, earned=0.9, calm=51))  # too late
+    assert is_afresh(walked([0.0] * 50, price=0.03, earned=0.9, calm=40))
+    assert not is_afresh(walked([0.0] * 61, price=0.03, earned=0.9, calm=41))  # too late
 
 
-def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less_for_a_price():
-    """Eight tenths of the first episodes or more were labelled unsafe, or none had a label.
-
-    Below the first λ it is no price that holds the policy.
-    """
-    assert is_afresh(walked([0.0] * 10, earned=0.9, first=0.79, excess=-0.1))
-    assert not is_afresh(walked([0.0] * 50, earned=0.9, first=0.8, excess=-0.1))
-    assert not is_afresh(walked([None] * 50, earned=0.9, first=None, excess=-0.1))
-    assert is_afresh(walked([0.0] * 10, price=0.99, earned=0.9, first=0.8, excess=-0.1))
-    assert is_afresh(walked([None] * 10, price=0.99, earned=0.9, first=None, excess=-0.1))
+def test_where_what_is_unsafe_pays_a_safe_policy_may_earn_less():
+    """Eight tenths of the first episodes or more were labelled unsafe, or none had a label."""
+    assert is_afresh(walked([0.0] * 10, price=0.03, earned=0.9, first=0.79))
+    assert not is_afresh(walked([0.0] * 50, price=0.03, earned=0.9, first=0.8))
+    assert not is_afresh(walked([None] * 50, price=0.03, earned=0.9, first=None))
 
 
 @pytest.mark.parametrize(
@@ -385,15 +376,10 @@ def test_a_policy_that_is_unsafe_starts_afresh_as_often_as_it_comes_to_a_dead_en
     assert walked([1.0] * 9)[-1].summary() == {"afresh_unsafe": None, "afresh_worse": None}
 
 
-def test_a_policy_that_earns_less_starts_afresh_once():
-    agent, _, said, _, dead_end = walked([0.0] * 50, price=0.03, earned=0.9)
-    assert len(said) == 1
-    assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 10}
-    ended = np.ones((20, 2))
-    for iteration in range(51, 60):
-        nn.init.constant_(agent.action, 5.0)
-        dead_end.update(iteration, 1.0, 0.3, ended, 1, labelled=0.0)
-        assert agent.action == 5
+def test_a_policy_that_earns_less_starts_afresh_as_often_as_it_does():
+    *_, said, _, dead_end = walked([0.0] * 100, price=0.03, earned=0.9)
+    assert [int(line.split()[1].rstrip(":")) for line in said] == [10, 20, 30, 40, 50]
+    assert dead_end.summary() == {"afresh_unsafe": None, "afresh_worse": 50}
 
 
 def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():

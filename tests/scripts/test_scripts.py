@@ -315,7 +315,7 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
     ):
         scripts.ppo_lag_pbcrl.train(missing)
     other = small_pbcrl(scripts, tmp_path / "runs", toy_dataset.parent)
-    with pytest.raises(ValueError, match=r"--dataset names .* is none of these; correct the path"):
+    with pytest.raises(ValueError, match=r"--dataset names .* is none of these; correct"):
         scripts.ppo_lag_pbcrl.train(other)
     with pytest.raises(ValueError, match="did you mean"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path / "runs", env_id="Nowhere-v0"))
