@@ -119,14 +119,15 @@ SINCE_MEAN = "2fe1c63", "bd231d3"
 
 SINCE_LATE = (
     *(("abd7c18", "da69b1d"), ("aeaa216", "83062d5"), ("d7228bc",), ("8e6bbe0", "f07999b")),
-    *(("437b046",), ("b33f78a",), ("9e0876f",)),
+    *(("437b046",), ("b33f78a",), ("9e0876f",), ("3fcb557", "4d9a0fb")),
 )
 """Later ones, by which a person who errs is late as well, which trees find out; rule by rule.
 
 Since the second every second query is a grid. Since the third λ begins at 0.1, and beside what a
 grid found comes a fresh episode. Since the fourth a policy that keeps λ at its cap starts afresh.
 Since the fifth λ rests at 1, and where labels do not nearly all say unsafe the cap takes longer.
-Since the sixth λ moves slowly above 1, since the last the model's word on the mean a fifth as fast.
+Since the sixth λ moves slowly above 1, since the seventh the model's word on the mean a fifth as
+fast. Since the last λ falls at least half as fast as P asks.
 Rows of 80fb95e and ac4ef66 are by a rule that was dropped. Those of ffd33a3 have half of the third,
 and by 334a503 what a fresh start left behind was a rival of safe policies.
 """
