@@ -81,7 +81,7 @@ TREES = {
 }
 """Of the table of trees: trees.csv, of seeds that no setting was chosen on."""
 
-SINCE_SLOW = "b33f78a", "458af02", "9e0876f"
+SINCE_SLOW = "b33f78a", "458af02", "9e0876f", "3fcb557", "4d9a0fb"
 """Commits by which λ moves slowly above 1, and the share of unsafe episodes has two counts."""
 
 SINCE_REST = "bd231d3", "15f211e", "334a503", "f07999b", "b61c450", "437b046", *SINCE_SLOW
