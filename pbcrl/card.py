@@ -127,6 +127,7 @@ def _learned(model: LearnedCost, buffer: PreferenceBuffer, found: Sequence[Effec
         "|---|---|---|",
         *(f"| {e.name} | {e.importance:.0%} | {e.rule} |" for e in found),
         "",
-        "The share is how far the cost of a step moves, of its spread, if this input alone is "
-        "that of another step; for max and min, all sensors of that kind are. Shares overlap.",
+        "The share is how much the cost of a step changes if this input is replaced by that of "
+        "another step, as a part of the cost's spread; for max and min all inputs of the group "
+        "are. Shares can add to more than 100 %.",
     ]

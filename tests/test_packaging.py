@@ -271,7 +271,7 @@ def test_the_command_lists_its_commands_and_the_version():
         ),
         (["train", "ppo"], "or a .py file, got 'ppo'; pbcrl train ppo_lag_pbcrl --help"),
         (["train", "nosuch.py"], "or a .py file, got 'nosuch.py'"),
-        (["label", "nosuch"], "there is no folder nosuch; name that of a FolderOracle"),
+        (["label", "nosuch"], "there is no folder nosuch; a run makes the one that"),
     ],
 )
 def test_a_command_that_does_not_exist_is_refused_by_name(words, said):

@@ -15,6 +15,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from pbcrl_script_utils.datasets import minari_folder
 
+_HDF5 = b"\x89HDF\r\n\x1a\n"  # how its files begin
 _ITERATIONS = 250  # wanted
 _FEWEST_MOVES = 40  # of λ: a factor of e⁴, at the step size by default
 
@@ -162,15 +163,17 @@ def check_args(args: Any) -> None:
         found = "is none of these" if Path(dataset).exists() else "does not exist"
         raise ValueError(
             "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
-            f"{dataset} {found}; correct the path, or wait for its writer"
+            f"{dataset} {found}; correct the path, or wait until the run that writes it has begun"
         )
 
 
 def _is_dataset(name: str) -> bool:
     """Whether something of the right kind is there; whether it can be read, its reader says."""
     path = Path(name)
-    ours = path / "manifest.safetensors"
-    return path.is_file() or ours.exists() or minari_folder(name) is not None
+    if path.is_file():  # DSRL's are HDF5
+        with path.open("rb") as file:
+            return file.read(len(_HDF5)) == _HDF5
+    return (path / "manifest.safetensors").exists() or minari_folder(name) is not None
 
 
 def slow_multiplier(

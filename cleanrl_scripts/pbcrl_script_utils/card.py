@@ -28,7 +28,8 @@ _MEASURES = {
     "pair_accuracy": "pairs ordered as by the true cost (guessing: 0.5)",
     "step_auroc": "AUROC of single steps, costly against free (guessing: 0.5)",
     "base_rate": "share of the majority, safe or unsafe",
-    "true_cost_at_limit_evaluation": "true cost at which the learned cost is at its limit",
+    "true_cost_at_limit_evaluation": "true cost at which the learned cost is at its limit, on the "
+    "episodes of the evaluation",
 }
 
 

@@ -111,7 +111,7 @@ class Certificate:
 
     def _advice(self, unsafe: int) -> str:
         if unsafe >= self.max_unsafe_rate * self.episodes:
-            return "what was seen is above that as well: train on, or under a lower limit"
+            return "more were seen than that, too: train on, or allow fewer while training"
         enough = self._enough(unsafe)
         if enough is None:
             return "it is so near that no number of episodes tells"

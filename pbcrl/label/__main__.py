@@ -59,7 +59,10 @@ def main(argv: list[str] | None = None, *, prog: str = "python -m pbcrl.label") 
     from pbcrl.label.terminal import ask_at_terminal, printable
 
     if not args.folder.is_dir():
-        raise SystemExit(f"error: there is no folder {args.folder}; name that of a FolderOracle")
+        raise SystemExit(
+            f"error: there is no folder {args.folder}; a run makes the one that its --label-folder "
+            "names, so begin that first"
+        )
     try:
         name = None if args.annotator is None else checked_name(args.annotator)
         if args.export is not None:

@@ -87,8 +87,8 @@ def test_what_is_said_of_a_policy_that_is_certified():
 
 def test_what_is_said_of_one_that_is_unsafe():
     assert str(certificate(4, 60)) == (
-        "not certified: 4 of 60 episodes unsafe, P(unsafe) may be 14.7%, and 0.05 is allowed; what "
-        "was seen is above that as well: train on, or under a lower limit"
+        "not certified: 4 of 60 episodes unsafe, P(unsafe) may be 14.7%, and 0.05 is allowed; more "
+        "were seen than that, too: train on, or allow fewer while training"
     )
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -314,9 +315,10 @@ def test_what_else_is_refused_before_a_folder_is_made(scripts, tmp_path, toy_dat
         ValueError, match=r"--dataset names a folder of episodes, .* but .*/none does"
     ):
         scripts.ppo_lag_pbcrl.train(missing)
-    other = small_pbcrl(scripts, tmp_path / "runs", toy_dataset.parent)
-    with pytest.raises(ValueError, match=r"--dataset names .* is none of these; correct"):
-        scripts.ppo_lag_pbcrl.train(other)
+    for other in (toy_dataset.parent, Path(__file__)):
+        args = small_pbcrl(scripts, tmp_path / "runs", other)
+        with pytest.raises(ValueError, match=r"--dataset names .* is none of these; correct"):
+            scripts.ppo_lag_pbcrl.train(args)
     with pytest.raises(ValueError, match="did you mean"):
         scripts.ppo_lag.train(small_ppo_lag(scripts, tmp_path / "runs", env_id="Nowhere-v0"))
     # A run with a folder could be resumed, and a resumed run takes its dataset for its own.
