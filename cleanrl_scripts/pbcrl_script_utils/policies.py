@@ -160,16 +160,17 @@ class DeadEnd:
     """A policy from which no way leads on starts afresh; the learned cost and the noise stay.
 
     A price moves a policy step by step, and there may be no way. *Unsafe whatever it pays* is one
-    whose λ is dear, 1 or above, for a fifth of the training, while the excess that raises it falls
-    by less than a tenth: it grew up under a cost that knew little, and goes from one thing that is
-    not known yet to the next. Afresh, under what all labels have told by now, and with λ as at
-    first, it may do well where it did not. Where nearly all labels say unsafe, a tenth is enough: a
-    pendulum that swings up too fast is too fast for longer if it slows down a little. If that was
-    in vain as well, λ may rise to 3 at once. *Worse than untrained* is one that earns less than in
-    its first episodes for a tenth of the training: it fled a high price into a corner, and stays
-    there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may have to
-    earn less. Either gets its nets' first weights back, as often as it holds, in the first half of
-    the training. A policy has the rest for a better way. It applies to `--constraint rate`.
+    whose λ is dear, 1 or above, for a fifth of the training, while what is measured stays above
+    twice what is allowed, and its excess falls by less than a tenth: it grew up under a cost that
+    knew little, and goes from one thing that is not known yet to the next. One that is nearer to
+    its limit is left to a rising λ. Afresh, under what all labels have told by now, and with λ as
+    at first, it may do well where it did not. Where nearly all labels say unsafe, a tenth is
+    enough: a pendulum that swings up too fast is too fast for longer if it slows down a little. If
+    that was in vain as well, λ may rise to 3 at once. *Worse than untrained* is one that earns less
+    than in its first episodes for a tenth of the training: it fled a high price into a corner, and
+    stays there when λ has fallen. Where nearly all of those episodes were labelled unsafe, it may
+    have to earn less. Either gets its nets' first weights back, as often as it holds, in the first
+    half of the training. A policy has the rest for a better way. It applies to `--constraint rate`.
 
     Args:
         args: Of `ppo_lag_pbcrl.py`.
@@ -183,6 +184,8 @@ class DeadEnd:
     """Of labels that say unsafe: nearly all, of which one in ten or so may be wrong."""
     FALLEN = 0.9
     """The newer half of a fifth of the training has less than this share of the older's excess."""
+    FAR = 1.0
+    """Excess over what is allowed, as a share of it, up to which a policy is near its limit."""
     HIGH = 3.0
     """λ that a policy may have at once after a fresh start that was in vain."""
     UNTRAINED = 20
@@ -208,8 +211,8 @@ class DeadEnd:
         # Iterations in a row that earn less than untrained, and the last after which a policy
         # started afresh, or 0.
         self._state = {"worse": 0, "after_unsafe": 0, "after_worse": 0}
-        # While λ is high, of the newest fifth of the training: the excess over what is allowed;
-        # of the newest tenth: iteration and share of unsafe labels.
+        # While λ is high, of the newest fifth of the training: the excess over what is allowed, as
+        # a share of it; of the newest tenth: iteration and share of unsafe labels.
         self._excess, self._rounds = list[float](), list[tuple[int, float]]()
         self._first_unsafe: float | None = None  # share of the first episodes that have a label
 
@@ -237,7 +240,7 @@ class DeadEnd:
             self._first_unsafe = labelled
         if not self._applies or measured is None:
             return
-        self._excess.append(measured - allowed)
+        self._excess.append(measured / allowed - 1)
         if labelled is not None:
             self._rounds.append((iteration, labelled))
         if self._multiplier.value < self._dear * (1 - 1e-6):  # rounding
@@ -267,7 +270,7 @@ class DeadEnd:
         if len(self._excess) < 2 * self._long:
             return False
         older, newer = np.reshape(self._excess, (2, self._long)).mean(axis=1).tolist()
-        return bool(newer > max(self.FALLEN * older, 0))
+        return bool(newer > max(self.FALLEN * older, self.FAR))
 
     def _start(self, iteration: int, kind: str, count: int, why: str) -> None:
         """Start afresh, unless half of the training is over."""

@@ -238,12 +238,12 @@ class Walking(Constant):
         self.log_std = nn.Parameter(torch.zeros(()))
 
 
-def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **options):
+def walked(shares, *, price=1.0, excess=2.0, earned=2.0, first=0.5, calm=0, **options):
     """An agent that has moved away from its start, and had these shares of unsafe labels later.
 
     Its first 20 episodes returned 1 on average, and a share `first` of them was labelled unsafe;
-    two more in each iteration return `earned`. `excess`, or each of them, is what was measured more
-    than is allowed; nothing is in the first `calm`.
+    two more in each iteration return `earned`. `excess`, or each of them, is by how much more was
+    measured than is allowed, as a share of that; nothing is in the first `calm`.
     """
     agent, said = Walking(), []
     optimizer = torch.optim.Adam(agent.parameters())
@@ -260,7 +260,7 @@ def walked(shares, *, price=1.0, excess=0.1, earned=2.0, first=0.5, calm=0, **op
     for iteration, (share, more) in enumerate(zip(shares, by, strict=True), start=1):
         returns += [earned] * 2
         ended = np.stack([returns, np.zeros(len(returns))], 1)
-        measured = None if iteration <= calm else 0.3 + more
+        measured = None if iteration <= calm else 0.3 * (1 + more)
         multiplier.load_state_dict({**multiplier.state_dict(), "value": price})
         dead_end.update(iteration, measured, 0.3, ended, 2, labelled=share)
     return agent, optimizer, said, multiplier, dead_end
@@ -294,21 +294,22 @@ def test_a_fifth_of_the_training_at_a_high_price_is_a_dead_end():
 @pytest.mark.parametrize(
     ("older", "newer", "expected"),
     [
-        (0.4, 0.4, True),
-        (0.4, 0.37, True),
-        (0.4, 0.35, False),  # by more than a tenth: it is on its way
-        (0.1, 0.6, True),
-        (0.0, 0.1, True),
-        (0.4, 0.0, False),
-        (-0.1, -0.05, False),  # it keeps its limit, and λ falls
+        (4.0, 4.0, True),
+        (4.0, 3.7, True),
+        (4.0, 3.5, False),  # by more than a tenth: it is on its way
+        (1.0, 6.0, True),
+        (0.0, 1.1, True),
+        (0.9, 0.9, False),  # it is near its limit
+        (4.0, 0.0, False),
+        (-0.5, -0.2, False),  # it keeps its limit, and λ falls
     ],
 )
 def test_a_policy_that_gets_safer_at_a_high_price_is_on_its_way(older, newer, expected):
     """Of the excess in the older and in the newer half of the time; single iterations vary."""
-    wave = np.tile([-0.02, 0.02], 10)
+    wave = np.tile([-0.05, 0.05], 10)
     found = walked([0.5] * 20, excess=np.repeat([older, newer], 10) + wave)
     assert is_afresh(found) is expected
-    assert is_afresh(walked([0.5] * 20, excess=np.linspace(0.4, 0.38, 20)))
+    assert is_afresh(walked([0.5] * 20, excess=np.linspace(4.0, 3.8, 20)))
 
 
 def test_where_nearly_all_labels_say_unsafe_a_tenth_is_a_dead_end():
