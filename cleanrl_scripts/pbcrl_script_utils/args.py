@@ -160,10 +160,10 @@ def check_args(args: Any) -> None:
         )
     dataset = given.get("dataset")
     if dataset is not None and not _is_dataset(dataset):
-        found = "is none of these" if Path(dataset).exists() else "does not exist"
+        what = "is none of these" if Path(dataset).exists() else "does not exist"
         raise ValueError(
             "--dataset names a folder of episodes, a local Minari dataset or a DSRL file, but "
-            f"{dataset} {found}; correct the path, or wait until the run that writes it has begun"
+            f"{dataset} {what}; correct the path, or wait until the run that writes it has begun"
         )
 
 
