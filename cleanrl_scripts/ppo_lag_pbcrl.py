@@ -583,7 +583,7 @@ def train(args: Args) -> Path:
             multiplier.update(measured, allowed)  # None leaves it as it is
             is_within = measured is not None and measured <= allowed
             candidates.update(iteration, agent, is_within=is_within)
-            # Where no way leads on, the policy starts afresh.
+            # Where no way leads on, the policy starts afresh; what it was is a candidate still.
             labelled, ended = answers.unsafe_rate, progress.ended
             dead_end.update(iteration, measured, allowed, ended, len(new), labelled=labelled)
 

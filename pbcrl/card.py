@@ -58,7 +58,7 @@ def model_card(
         **(about or {}),
     }
     texts = {
-        "What it learned": _learned(model, buffer, found),
+        "What it learned": _learned(model, found),
         **(sections or {}),
         "Warnings": [f"- {text}" for text in (*warnings, *_ALWAYS)],
         "Use": [
@@ -88,16 +88,19 @@ def model_card(
 
 def main_effects(
     model: LearnedCost, buffer: PreferenceBuffer, *, names: Sequence[str] | None = None
-) -> list[Effect]:
+) -> list[Effect] | None:
     """Return what a cost follows most, on the trajectories that it was trained on.
 
     Args:
-        model: Trees or networks; of images there is nothing to say.
-        buffer: What it was trained on; without a trajectory there is nothing to say either.
+        model: Trees or networks.
+        buffer: What it was trained on.
         names: Of its inputs, as `pbcrl.effects.effects` takes them.
+
+    Returns:
+        As `pbcrl.effects.telling`; None if the model reads images, or was trained on nothing.
     """
     if len(model.obs_shape) != 1 or not buffer.trajectories:
-        return []
+        return None
     rng = np.random.default_rng(0)  # the same card for the same model
     found = effects(model, buffer.trajectories, rng=rng, safe=buffer.safe_shares, names=names)
     return telling(found)
@@ -114,11 +117,11 @@ def _of_what(model: LearnedCost, buffer: PreferenceBuffer) -> str:
     return f"for what was compared, of {shown} steps"
 
 
-def _learned(model: LearnedCost, buffer: PreferenceBuffer, found: Sequence[Effect]) -> list[str]:
+def _learned(model: LearnedCost, found: Sequence[Effect] | None) -> list[str]:
     """The inputs that the cost follows most, as a table."""
     if len(model.obs_shape) != 1:
         return ["It reads images, of which no single number says anything."]
-    if not buffer.trajectories:
+    if found is None:
         return ["Not known: it was trained on nothing."]
     if not found:
         return ["Nothing: no input makes a difference to the cost."]

@@ -49,7 +49,7 @@ def write_card(
     """
     args, summary = read_args(folder), json.loads((folder / "summary.json").read_text())
     effects = main_effects(cost_model, buffer, names=names_of(envs))
-    if len(cost_model.obs_shape) == 1 and buffer.trajectories:
+    if effects is not None:
         saved = json.dumps([asdict(effect) for effect in effects], default=np.ndarray.tolist)
         write_atomically(folder / EFFECTS, saved.encode())
     text = _text(args, summary, cost_model, buffer, effects)
@@ -95,7 +95,7 @@ def _text(
     summary: Mapping[str, Any],
     cost_model: LearnedCost,
     buffer: PreferenceBuffer,
-    effects: Sequence[Effect],
+    effects: Sequence[Effect] | None,
 ) -> str:
     made_by = args["made_by"]
     number, measured = summary["test_episodes"], {k: summary[k] for k in _MEASURES}
