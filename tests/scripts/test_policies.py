@@ -393,6 +393,28 @@ def test_a_checkpoint_of_before_goes_on_without_what_it_lacks():
     assert dead_end.state_dict() == {**state, "excess": [], "rounds": []}
 
 
+def test_what_a_policy_was_before_it_starts_afresh_is_kept(
+    scripts, tmp_path, toy_dataset, monkeypatch
+):
+    """And not the untrained nets that it starts with."""
+    kept, first, update, begin = {}, {}, Candidates.update, DeadEnd.__init__
+
+    def keep(self, iteration, agent, **options):
+        update(self, iteration, agent, **options)
+        kept[iteration] = agent.mean[0].weight.detach().clone()
+
+    def note(self, args, agent, *rest, **options):
+        begin(self, args, agent, *rest, **options)
+        first["weights"] = agent.mean[0].weight.detach().clone()
+
+    monkeypatch.setattr(Candidates, "update", keep)
+    monkeypatch.setattr(DeadEnd, "__init__", note)
+    options = {"constraint": "rate", "cost_limit": 0.0, "multiplier_cap": 1.0}
+    options |= {"online_queries": 40, "total_timesteps": 4800}
+    folder = scripts.ppo_lag_pbcrl.train(small_pbcrl(scripts, tmp_path, toy_dataset, **options))
+    assert not torch.equal(kept[summary(folder)["afresh_unsafe"]], first["weights"])
+
+
 def test_a_run_that_was_cut_off_after_a_dead_end_ends_as_if_it_had_not_been(
     scripts, tmp_path, toy_dataset, save_every, monkeypatch, capsys
 ):
